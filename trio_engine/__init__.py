@@ -1,0 +1,62 @@
+"""The engine-core process of an LLM server, on Trio structured concurrency.
+
+The names below load their modules at first use. That is not for speed alone: this file runs
+before the engine process can install its signal handlers, so it must import nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trio_engine.config import EngineConfig as EngineConfig
+    from trio_engine.errors import (
+        ConfigError as ConfigError,
+        EngineClosedError as EngineClosedError,
+        EngineDeadError as EngineDeadError,
+        EngineError as EngineError,
+        EngineStartError as EngineStartError,
+        ModelError as ModelError,
+        OverloadedError as OverloadedError,
+        ProtocolError as ProtocolError,
+        RequestError as RequestError,
+        StepError as StepError,
+    )
+    from trio_engine.outputs import FinishReason as FinishReason
+    from trio_engine.sampling_params import (
+        RequestOutputKind as RequestOutputKind,
+        SamplingParams as SamplingParams,
+    )
+
+__version__ = "0.1.0"
+
+_HOME_OF = {
+    "EngineConfig": "config",
+    "ConfigError": "errors",
+    "EngineClosedError": "errors",
+    "EngineDeadError": "errors",
+    "EngineError": "errors",
+    "EngineStartError": "errors",
+    "ModelError": "errors",
+    "OverloadedError": "errors",
+    "ProtocolError": "errors",
+    "RequestError": "errors",
+    "StepError": "errors",
+    "FinishReason": "outputs",
+    "RequestOutputKind": "sampling_params",
+    "SamplingParams": "sampling_params",
+}
+
+__all__ = ["__version__", *sorted(_HOME_OF)]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME_OF})

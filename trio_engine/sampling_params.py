@@ -1,0 +1,175 @@
+"""How one request is sampled and when it stops: what a caller builds is what crosses the wire.
+
+Pure. Defaults, limits and normalization are vLLM 0.25.1's (``vllm/sampling_params.py``).
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import Any
+
+import msgspec
+
+from trio_engine.errors import RequestError
+
+MIN_TEMPERATURE = 0.01
+"""A smaller temperature above 0 becomes this one: below it float32 softmax overflows."""
+
+MAX_TEMPERATURE = 2.0
+SEED_LIMITS = (-(2**63), 2**63 - 1)
+
+
+class RequestOutputKind(enum.IntEnum):
+    """What a client hands to its caller of a request's outputs. The engine does not look at it."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+class StructuredOutputsParams(msgspec.Struct, kw_only=True):
+    """A grammar that the output must follow: exactly one of the first seven fields is set."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+    backend: str | None = msgspec.field(default=None, name="_backend")
+    backend_was_auto: bool = msgspec.field(default=False, name="_backend_was_auto")
+
+
+class RepetitionDetectionParams(msgspec.Struct, kw_only=True):
+    """Ends a request whose last tokens repeat one pattern ``min_count`` times."""
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=False):
+    """Sampling options of one request; also the wire map of the same name.
+
+    Values are checked and normalized when the object is made, by a caller or by decoding:
+    ``temperature`` 0 means greedy and resets ``top_p``, ``top_k`` and ``min_p``; one in
+    (0, 0.01) becomes 0.01; seed -1 means none; ``all_stop_token_ids`` gains
+    ``stop_token_ids``; ``skip_reading_prefix_cache`` None becomes "prompt_logprobs was asked".
+
+    Raises:
+        RequestError: a value out of range, by field and value. While decoding, msgspec turns
+            it into its own ValidationError, which ``wire.codec`` translates.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: list[str] | str | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    flat_logprobs: bool = False
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    skip_clone: bool = False
+    output_text_buffer_length: int = 0
+    eos_token_id: int | None = msgspec.field(default=None, name="_eos_token_id")
+    all_stop_token_ids: set[int] = msgspec.field(default_factory=set, name="_all_stop_token_ids")
+    structured_outputs: StructuredOutputsParams | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    extra_args: dict[str, Any] | None = None
+    routed_experts_prompt_start: int = 0
+    bad_words: list[str] | None = None
+    bad_words_token_ids: list[list[int]] | None = msgspec.field(
+        default=None, name="_bad_words_token_ids"
+    )
+    skip_reading_prefix_cache: bool | None = None
+    thinking_token_budget: int | None = None
+    repetition_detection: RepetitionDetectionParams | None = None
+
+    def __post_init__(self) -> None:
+        self._check_sampling()
+        self._check_lengths()
+        self._normalize()
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is taken, without a draw."""
+        return self.temperature == 0.0
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """``stop`` as a tuple, whichever form it was given in."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def _check_sampling(self) -> None:
+        # Each test is written so that NaN fails it.
+        _require(0.0 <= self.temperature <= MAX_TEMPERATURE, "temperature", self.temperature, "0-2")
+        _require(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "(0, 1]")
+        _require(self.top_k >= -1, "top_k", self.top_k, "-1 or more")
+        _require(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "0-1")
+        _require(
+            0.0 < self.repetition_penalty < math.inf,
+            "repetition_penalty",
+            self.repetition_penalty,
+            "above 0",
+        )
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _require(-2.0 <= value <= 2.0, name, value, "-2 to 2")
+        if self.seed is not None:
+            low, high = SEED_LIMITS
+            _require(low <= self.seed <= high, "seed", self.seed, "a signed 64-bit integer")
+
+    def _check_lengths(self) -> None:
+        _require(self.n >= 1, "n", self.n, "1 or more")
+        if self.max_tokens is not None:
+            _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
+        _require(self.min_tokens >= 0, "min_tokens", self.min_tokens, "0 or more")
+        if self.max_tokens is not None:
+            limit = f"at most max_tokens ({self.max_tokens})"
+            _require(self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, limit)
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            _require(value is None or value >= -1, name, value, "-1 or more")
+        for name, strings in (("stop", self.stop_strings), ("bad_words", self.bad_words or ())):
+            _require(all(strings), name, strings, "strings that are not empty")
+
+    def _normalize(self) -> None:
+        if self.temperature == 0.0:
+            self.top_p, self.top_k, self.min_p = 1.0, 0, 0.0
+        elif self.temperature < MIN_TEMPERATURE:
+            self.temperature = MIN_TEMPERATURE
+        if self.top_k == -1:
+            self.top_k = 0
+        if self.seed == -1:
+            self.seed = None
+        if self.stop_token_ids:
+            self.all_stop_token_ids.update(self.stop_token_ids)
+        if self.skip_reading_prefix_cache is None:
+            self.skip_reading_prefix_cache = self.prompt_logprobs is not None
+
+
+def _require(holds: bool, field: str, value: object, allowed: str) -> None:
+    if not holds:
+        raise RequestError(f"{field} must be {allowed}, got {value!r}")
