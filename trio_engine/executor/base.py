@@ -6,10 +6,12 @@ Pure. All calls come from one thread, the forward thread, in order; construction
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trio_engine.config import EngineConfig
-from trio_engine.core.plan import DeviceCommand, ExecutorProperties, StepPlan, StepResult
+
+if TYPE_CHECKING:
+    from trio_engine.core.plan import DeviceCommand, ExecutorProperties, StepPlan, StepResult
 
 
 class Executor(Protocol):
