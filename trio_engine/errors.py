@@ -23,6 +23,24 @@ class RequestError(EngineError, ValueError):
     """The caller's request can never be served; the message names the field and its value."""
 
 
+class RequestFailedError(EngineError):
+    """The engine ended the request with ERROR; whose fault it was does not cross the wire.
+
+    Attributes:
+        request_id: the caller's.
+        reason: what the engine said about it, if anything.
+    """
+
+    def __init__(self, message: str, *, request_id: str, reason: int | str | None = None) -> None:
+        super().__init__(message)
+        self.request_id = request_id
+        self.reason = reason
+
+
+class UtilityError(EngineError):
+    """The engine refused a utility call, or could not do it; the message is the engine's."""
+
+
 class OverloadedError(EngineError):
     """The engine or client holds as many requests as it was told to; try again later."""
 

@@ -1,0 +1,408 @@
+"""The engine core: requests in, plans out, results in, outputs into outboxes. Never waits.
+
+Pure. All of it runs on one thread; the pipeline's rules (``docs/design/pipeline.md``) are kept
+here and in the scheduler. Tasks around it only move messages.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+from trio_engine.core.admission import check_request
+from trio_engine.core.kv_cache import KVCacheManager, effective_max_model_len
+from trio_engine.core.lifecycle import RequestEvent, RequestStatus
+from trio_engine.core.outbox import Outbox
+from trio_engine.core.request import Request
+from trio_engine.core.scheduler import Scheduler
+from trio_engine.core.statistics import EngineCoreStatistics
+from trio_engine.core.stop import check_stop
+from trio_engine.errors import OverloadedError, RequestError, RequestStepError, StepError
+from trio_engine.outputs import (
+    EngineCoreEvent,
+    EngineCoreEventType,
+    FinishReason,
+    PrefillStats,
+    PrefixCacheStats,
+    SchedulerStats,
+)
+from trio_engine.requests import PauseMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from trio_engine.config import EngineConfig
+    from trio_engine.core.plan import ExecutorProperties, StepPlan, StepResult
+    from trio_engine.core.scheduler import ScheduledStep
+    from trio_engine.requests import EngineCoreRequest
+
+logger = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """Scheduler, request table and outboxes of one engine.
+
+    Args:
+        config: limits; what it leaves open the executor's properties decide.
+        properties: of the loaded executor.
+        num_clients: outboxes to keep; ``client_index`` selects one.
+        clock: monotonic, in seconds; timestamps of events and messages.
+        engine_index: rank of this engine, told in every message.
+
+    Counterpart: ``vllm/v1/engine/core.py`` ``EngineCore``, whose ``step()`` schedules, runs and
+    updates in one blocking call; here these are three, so that two plans can be in flight.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        properties: ExecutorProperties,
+        *,
+        num_clients: int,
+        clock: Callable[[], float],
+        engine_index: int = 0,
+    ) -> None:
+        self.max_model_len = effective_max_model_len(config, properties)
+        self.outboxes = [Outbox(index, engine_index) for index in range(num_clients)]
+        self._vocab_size = properties.vocab_size
+        self._max_waiting_requests = config.max_waiting_requests
+        self._outbox_limit_bytes = config.outbox_limit_bytes
+        self._log_stats = config.log_stats
+        self._clock = clock
+        self._kv_cache = KVCacheManager(properties.num_blocks, properties.block_size)
+        self._scheduler = Scheduler(
+            self._kv_cache,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=(
+                config.max_num_batched_tokens or properties.default_max_num_batched_tokens
+            ),
+        )
+        self._requests: dict[tuple[int, str], Request] = {}
+        self._steps: deque[ScheduledStep] = deque()
+        self._num_steps = 0
+        self._num_preemptions = 0
+        self._pause_mode: PauseMode | None = None
+        self._is_draining = False
+        self._stats_are_stale = False
+
+    # What comes in
+
+    def add(self, request: EngineCoreRequest) -> None:
+        """Takes a request; whatever becomes of it is told in its client's outbox.
+
+        A request that can never be served ends with ERROR, one that comes while draining with
+        ABORT. Under a live id of the same client the newcomer is dropped with a log line: any
+        output under that id would end the first one.
+        """
+        if not 0 <= request.client_index < len(self.outboxes):
+            logger.warning(
+                "add_dropped request_id=%r reason='no client %d'",
+                request.request_id,
+                request.client_index,
+            )
+            return
+        if (request.client_index, request.request_id) in self._requests:
+            logger.warning(
+                "add_dropped request_id=%r reason='id is live' client=%d",
+                request.request_id,
+                request.client_index,
+            )
+            return
+        if self._is_draining:
+            self._refuse(request, FinishReason.ABORT)
+            return
+        try:
+            self._admit(request)
+        except (RequestError, OverloadedError) as error:
+            logger.warning("add_refused request_id=%r reason=%s", request.request_id, error)
+            self._refuse(request, FinishReason.ERROR)
+
+    def refuse(self, client_index: int, request_id: str, *, is_pooling: bool = False) -> None:
+        """Ends with ERROR a request of which nothing but its id could be read.
+
+        A live request under this id is not touched, as by ``add``.
+        """
+        if not 0 <= client_index < len(self.outboxes):
+            return
+        if (client_index, request_id) in self._requests:
+            return
+        self.outboxes[client_index].refuse(request_id, FinishReason.ERROR, is_pooling=is_pooling)
+
+    def abort(self, client_index: int, request_ids: Iterable[str]) -> None:
+        """Ends requests of a client at its wish: no output, but told as finished.
+
+        Blocks and slots are free at once, also while a plan in flight computes the rows (rules 2
+        and 3). Unknown and finished ids mean nothing.
+        """
+        for request_id in request_ids:
+            request = self._requests.get((client_index, request_id))
+            if request is not None:
+                self._end(request, RequestEvent.ABORT)
+                self.outboxes[client_index].drop(request)
+
+    def abort_all(self) -> None:
+        """Ends every request by an ABORT output."""
+        self._finish_many(list(self._requests.values()), RequestEvent.ABORT, FinishReason.ABORT)
+
+    def start_draining(self) -> None:
+        """From now on new requests get ABORT; those that are here may finish. A pause ends."""
+        self._is_draining = True
+        self._pause_mode = None
+
+    # The pipeline
+
+    def schedule(self) -> StepPlan | None:
+        """Plans the next step, to be launched after all earlier ones.
+
+        At most one plan may be unsettled when this is called.
+
+        Returns:
+            The plan, or None if nothing can run until something else happens.
+        """
+        assert len(self._steps) <= 1, "two plans are unsettled"
+        if self._pause_mode is PauseMode.KEEP:
+            return None
+        step = self._scheduler.schedule(self._num_steps, admit=self._pause_mode is None)
+        if step.preempted or step.resumed:
+            self._note_moves(step)
+        if not step.requests:
+            return None
+        self._num_steps += 1
+        self._steps.append(step)
+        return step.plan
+
+    def update(self, result: StepResult) -> None:
+        """Settles the oldest plan: tokens go to requests and outboxes.
+
+        Raises:
+            StepError: the result does not fit the plan; the executor is broken.
+        """
+        step = self._pop_step(result)
+        with_output: Outbox | None = None
+        rows = zip(step.requests, step.samples, result.token_ids, strict=True)
+        for request, samples, token_id in rows:
+            # A request that has ended since gets nothing; under its id another may live (rule 2).
+            if request.is_finished or not samples:
+                continue
+            if not 0 <= token_id < self._vocab_size:
+                raise StepError(f"plan {result.plan_id} gave token {token_id} for {request!r}")
+            outbox = self.outboxes[request.client_index]
+            self._settle_token(request, token_id, outbox)
+            if with_output is None or outbox.client_index < with_output.client_index:
+                with_output = outbox
+        self._end_overflowing_clients()
+        self._put_stats(with_output or self.outboxes[0])
+
+    def fail(self, plan_id: int, error: RequestStepError) -> None:
+        """Takes the failure of a plan that was caused by some of its rows (rule 6).
+
+        These requests end with ERROR. The plan and all behind it do not count; the other rows
+        are planned again, as new rows.
+        """
+        if not self._steps or self._steps[0].plan.plan_id != plan_id:
+            raise StepError(f"failure of plan {plan_id} out of turn") from error
+        steps = list(self._steps)
+        self._steps.clear()
+        at_fault = dict(zip(steps[0].plan.slots, steps[0].requests, strict=True))
+        unknown = [slot for slot in error.slots if slot not in at_fault]
+        if unknown or not error.slots:
+            raise StepError(f"plan {plan_id} failed for slots {error.slots}") from error
+        self._scheduler.roll_back(steps)
+        requests = [at_fault[slot] for slot in error.slots]
+        live = [request for request in requests if not request.is_finished]
+        for request in live:
+            logger.error("step_failed request_id=%r reason=%s", request.request_id, error)
+        self._finish_many(live, RequestEvent.FAIL, FinishReason.ERROR)
+
+    # Control
+
+    def pause(self, mode: PauseMode) -> None:
+        """Stops planning by ``mode``; requests that come meanwhile queue until ``resume``.
+
+        ABORT ends everything here; WAIT lets what has started finish; KEEP freezes all of it.
+        ``is_quiescent`` tells when nothing runs any more.
+        """
+        if mode is PauseMode.ABORT:
+            self.abort_all()
+        self._pause_mode = mode
+
+    def resume(self) -> None:
+        """Ends a pause."""
+        self._pause_mode = None
+
+    def preempt_all(self) -> None:
+        """Takes the blocks of all running requests; they are computed again. Not in flight."""
+        assert not self._steps, "plans are in flight"
+        for request in self._scheduler.preempt_all():
+            self._note_event(request, EngineCoreEventType.PREEMPTED)
+            self._num_preemptions += 1
+
+    # What is so
+
+    @property
+    def num_plans_in_flight(self) -> int:
+        """Plans launched and not settled."""
+        return len(self._steps)
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether any request has not ended."""
+        return bool(self._requests)
+
+    @property
+    def has_running_requests(self) -> bool:
+        """Whether any request has started and not ended, preempted ones included."""
+        if self._scheduler.running:
+            return True
+        first = next(iter(self._scheduler.waiting), None)
+        return first is not None and first.status is RequestStatus.PREEMPTED
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether a pause is on."""
+        return self._pause_mode is not None
+
+    @property
+    def is_quiescent(self) -> bool:
+        """Whether a pause has come to rest: nothing in flight and nothing that may run."""
+        if self._steps:
+            return False
+        return self._pause_mode is PauseMode.KEEP or not self.has_running_requests
+
+    @property
+    def running_request_ids(self) -> list[str]:
+        """Ids in the oldest plan in flight, else of all running requests; for a death record."""
+        requests = self._steps[0].requests if self._steps else self._scheduler.running
+        return [request.request_id for request in requests]
+
+    def statistics(self) -> EngineCoreStatistics:
+        """Counts at this moment."""
+        return EngineCoreStatistics(
+            num_running_requests=len(self._scheduler.running),
+            num_waiting_requests=len(self._scheduler.waiting),
+            num_free_blocks=self._kv_cache.pool.num_free_blocks,
+            num_blocks=self._kv_cache.pool.num_blocks,
+            num_plans_in_flight=len(self._steps),
+            num_steps=self._num_steps,
+            num_preemptions=self._num_preemptions,
+            is_paused=self.is_paused,
+            is_draining=self._is_draining,
+        )
+
+    def flush_stats(self) -> None:
+        """Tells gauges that changed without a step, as by an abort of the last request."""
+        if self._stats_are_stale:
+            self._put_stats(self.outboxes[0])
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless tables, queues, slots and blocks agree."""
+        self._scheduler.check_integrity()
+        queued = {*self._scheduler.running, *self._scheduler.waiting}
+        assert queued == set(self._requests.values()), "table and queues differ"
+        for key, request in self._requests.items():
+            assert request.key == key, f"{request} stands under {key}"
+            assert not request.is_finished, f"{request} is still in the table"
+
+    # Inside
+
+    def _admit(self, source: EngineCoreRequest) -> None:
+        params = check_request(
+            source, vocab_size=self._vocab_size, max_model_len=self.max_model_len
+        )
+        num_waiting = len(self._scheduler.waiting)
+        if self._max_waiting_requests is not None and num_waiting >= self._max_waiting_requests:
+            raise OverloadedError(f"{num_waiting} requests wait already")
+        if self.outboxes[source.client_index].num_bytes > self._outbox_limit_bytes:
+            raise OverloadedError(f"client {source.client_index} does not read its outputs")
+        if source.abort_immediately:
+            self.outboxes[source.client_index].drop(Request(source, params, self.max_model_len))
+            return
+        request = Request(source, params, self.max_model_len)
+        self._requests[request.key] = request
+        self._scheduler.add(request)
+        self._note_event(request, EngineCoreEventType.QUEUED)
+
+    def _refuse(self, request: EngineCoreRequest, reason: FinishReason) -> None:
+        self.outboxes[request.client_index].refuse(
+            request.request_id, reason, is_pooling=request.pooling_params is not None
+        )
+
+    def _pop_step(self, result: StepResult) -> ScheduledStep:
+        if not self._steps or self._steps[0].plan.plan_id != result.plan_id:
+            raise StepError(f"result of plan {result.plan_id} out of turn")
+        step = self._steps.popleft()
+        if len(result.token_ids) != len(step.requests):
+            raise StepError(
+                f"plan {result.plan_id} has {len(step.requests)} rows,"
+                f" its result {len(result.token_ids)}"
+            )
+        return step
+
+    def _settle_token(self, request: Request, token_id: int, outbox: Outbox) -> None:
+        request.num_unsettled_tokens -= 1
+        request.token_ids.append(token_id)
+        outbox.append_token(request, token_id)
+        decision = check_stop(request, token_id)
+        if decision is not None:
+            self._end(request, RequestEvent.STOP)
+            outbox.finish(request, *decision)
+
+    def _end(self, request: Request, event: RequestEvent) -> None:
+        self._scheduler.remove(request)
+        request.advance(event)
+        del self._requests[request.key]
+        self._stats_are_stale = True
+
+    def _finish_many(
+        self, requests: Iterable[Request], event: RequestEvent, reason: FinishReason
+    ) -> None:
+        for request in requests:
+            self._end(request, event)
+            self.outboxes[request.client_index].finish(request, reason)
+
+    def _end_overflowing_clients(self) -> None:
+        for outbox in self.outboxes:
+            if outbox.num_bytes > self._outbox_limit_bytes:
+                requests = [
+                    request
+                    for request in self._requests.values()
+                    if request.client_index == outbox.client_index
+                ]
+                if requests:
+                    logger.error(
+                        "client_overflow client=%d unsent_bytes=%d requests=%d",
+                        outbox.client_index,
+                        outbox.num_bytes,
+                        len(requests),
+                    )
+                self._finish_many(requests, RequestEvent.FAIL, FinishReason.ERROR)
+
+    def _note_moves(self, step: ScheduledStep) -> None:
+        for request in step.preempted:
+            self._num_preemptions += 1
+            self._note_event(request, EngineCoreEventType.PREEMPTED)
+        for request in step.resumed:
+            if self._log_stats and not request.num_preemptions:
+                num_prompt = request.num_prompt_tokens
+                request.prefill_stats = PrefillStats(
+                    num_prompt_tokens=num_prompt, num_computed_tokens=num_prompt
+                )
+            self._note_event(request, EngineCoreEventType.SCHEDULED)
+
+    def _note_event(self, request: Request, event: EngineCoreEventType) -> None:
+        if self._log_stats:
+            request.events.append(EngineCoreEvent(event, self._clock()))
+
+    def _put_stats(self, outbox: Outbox) -> None:
+        self._stats_are_stale = False
+        if not self._log_stats:
+            return
+        outbox.put_scheduler_stats(
+            SchedulerStats(
+                num_running_reqs=len(self._scheduler.running),
+                num_waiting_reqs=len(self._scheduler.waiting),
+                kv_cache_usage=self._kv_cache.usage,
+                prefix_cache_stats=PrefixCacheStats(),
+            )
+        )

@@ -1,0 +1,60 @@
+"""The life of a request: states x events, one table, and nothing else may move a status.
+
+Pure. ``docs/architecture.md`` draws its diagram from ``TRANSITIONS``.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class RequestStatus(enum.Enum):
+    """Where a request is. A finished one is in no table of the core any more."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+class RequestEvent(enum.Enum):
+    """What can happen to a request."""
+
+    SCHEDULE = "schedule"
+    """It gets a slot and its first blocks."""
+    PREEMPT = "preempt"
+    """Its blocks go to others; what it has computed is computed again."""
+    STOP = "stop"
+    """One of its tokens met a stop rule."""
+    ABORT = "abort"
+    """Its client or the engine ends it."""
+    FAIL = "fail"
+    """Its forward pass failed because of it, or its client no longer reads."""
+
+
+TRANSITIONS: dict[tuple[RequestStatus, RequestEvent], RequestStatus] = {
+    (RequestStatus.WAITING, RequestEvent.SCHEDULE): RequestStatus.RUNNING,
+    (RequestStatus.WAITING, RequestEvent.ABORT): RequestStatus.FINISHED,
+    (RequestStatus.WAITING, RequestEvent.FAIL): RequestStatus.FINISHED,
+    (RequestStatus.RUNNING, RequestEvent.PREEMPT): RequestStatus.PREEMPTED,
+    (RequestStatus.RUNNING, RequestEvent.STOP): RequestStatus.FINISHED,
+    (RequestStatus.RUNNING, RequestEvent.ABORT): RequestStatus.FINISHED,
+    (RequestStatus.RUNNING, RequestEvent.FAIL): RequestStatus.FINISHED,
+    (RequestStatus.PREEMPTED, RequestEvent.SCHEDULE): RequestStatus.RUNNING,
+    # A token drawn before the preemption counts and may be the last (pipeline rule 5).
+    (RequestStatus.PREEMPTED, RequestEvent.STOP): RequestStatus.FINISHED,
+    (RequestStatus.PREEMPTED, RequestEvent.ABORT): RequestStatus.FINISHED,
+    (RequestStatus.PREEMPTED, RequestEvent.FAIL): RequestStatus.FINISHED,
+}
+
+
+def next_status(status: RequestStatus, event: RequestEvent) -> RequestStatus:
+    """The status after ``event``.
+
+    Raises:
+        AssertionError: the event cannot happen in this status; a bug of the core.
+    """
+    following = TRANSITIONS.get((status, event))
+    if following is None:
+        raise AssertionError(f"{event.value} cannot happen to a {status.value} request")
+    return following

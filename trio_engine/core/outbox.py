@@ -1,0 +1,181 @@
+"""What a client has not been sent yet, merged so that a slow client costs bounded memory.
+
+Pure. The step loop fills it, the client's writer empties it whole. Entries are kept by request
+object and not by id: a request under a re-used id must not inherit older tokens.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trio_engine.outputs import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    FinishReason,
+    PrefixCacheStats,
+    SchedulerStats,
+    UtilityOutput,
+)
+from trio_engine.tensors import TensorData
+
+if TYPE_CHECKING:
+    from trio_engine.core.request import Request
+
+# A pooling request's end must carry a tensor, or a vLLM front end stops.
+EMPTY_POOLING_OUTPUT = TensorData("float32", (0,), b"")
+# Rough size on the wire and in memory, for the limit only: an entry without its id, a token.
+ENTRY_BYTES = 64
+TOKEN_BYTES = 5
+
+
+class Outbox:
+    """Unsent outputs of one engine for one client."""
+
+    __slots__ = (
+        "_entries",
+        "_finished_requests",
+        "_is_dead",
+        "_scheduler_stats",
+        "_utility_outputs",
+        "client_index",
+        "engine_index",
+        "num_bytes",
+    )
+
+    def __init__(self, client_index: int, engine_index: int) -> None:
+        self.client_index = client_index
+        self.engine_index = engine_index
+        self.num_bytes = 0
+        self._entries: dict[object, EngineCoreOutput] = {}
+        self._finished_requests: set[str] = set()
+        self._scheduler_stats: SchedulerStats | None = None
+        self._utility_outputs: list[UtilityOutput] = []
+        self._is_dead = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to send."""
+        return not (
+            self._entries
+            or self._finished_requests
+            or self._scheduler_stats
+            or self._utility_outputs
+            or self._is_dead
+        )
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the engine's death is to be told after everything else."""
+        return self._is_dead
+
+    @property
+    def num_entries(self) -> int:
+        """Requests with unsent output."""
+        return len(self._entries)
+
+    def append_token(self, request: Request, token_id: int) -> None:
+        """Adds a token; the first one of an entry takes along what else there is to tell."""
+        entry = self._entries.get(request)
+        if entry is None:
+            self._open_entry(request, [token_id])
+        else:
+            entry.new_token_ids.append(token_id)
+            if request.events:
+                self._move_events(request, entry)
+        self.num_bytes += TOKEN_BYTES
+
+    def finish(
+        self, request: Request, reason: FinishReason, stop_reason: int | str | None = None
+    ) -> None:
+        """Adds the terminal event of a request that the engine ends."""
+        entry = self._entries.get(request) or self._open_entry(request, [])
+        entry.finish_reason = reason
+        entry.stop_reason = stop_reason
+        self._finished_requests.add(request.request_id)
+
+    def refuse(self, request_id: str, reason: FinishReason, *, is_pooling: bool = False) -> None:
+        """Adds the terminal event of a request that never got in."""
+        self._entries[object()] = EngineCoreOutput(
+            request_id,
+            [],
+            finish_reason=reason,
+            pooling_output=EMPTY_POOLING_OUTPUT if is_pooling else None,
+        )
+        self._finished_requests.add(request_id)
+        self.num_bytes += ENTRY_BYTES + len(request_id)
+
+    def drop(self, request: Request) -> None:
+        """Takes back what is unsent of a request that its client aborted; only its end is told."""
+        entry = self._entries.pop(request, None)
+        if entry is not None:
+            self.num_bytes -= ENTRY_BYTES + len(entry.request_id)
+            self.num_bytes -= TOKEN_BYTES * len(entry.new_token_ids)
+        self._finished_requests.add(request.request_id)
+
+    def put_scheduler_stats(self, stats: SchedulerStats) -> None:
+        """Replaces the gauges; prefix cache numbers add up, as they are deltas."""
+        if self._scheduler_stats is not None:
+            _add_up(stats.prefix_cache_stats, self._scheduler_stats.prefix_cache_stats)
+        self._scheduler_stats = stats
+
+    def put_utility_output(self, output: UtilityOutput) -> None:
+        """Adds an answer; it is sent after all outputs that came before it."""
+        self._utility_outputs.append(output)
+
+    def mark_dead(self) -> None:
+        """Tells the engine's death as the last word."""
+        self._is_dead = True
+
+    def take(self, timestamp: float) -> list[EngineCoreOutputs]:
+        """Empties the outbox, but for the death notice, which the writer sends last.
+
+        Returns:
+            Messages in the order to send: all outputs in one, then each utility answer alone
+            (a receiver reads nothing else of a message that has one).
+        """
+        messages: list[EngineCoreOutputs] = []
+        if self._entries or self._finished_requests or self._scheduler_stats is not None:
+            messages.append(
+                EngineCoreOutputs(
+                    engine_index=self.engine_index,
+                    outputs=list(self._entries.values()),
+                    scheduler_stats=self._scheduler_stats,
+                    timestamp=timestamp,
+                    finished_requests=self._finished_requests or None,
+                )
+            )
+        messages.extend(
+            EngineCoreOutputs(
+                engine_index=self.engine_index, timestamp=timestamp, utility_output=answer
+            )
+            for answer in self._utility_outputs
+        )
+        self._entries = {}
+        self._finished_requests = set()
+        self._scheduler_stats = None
+        self._utility_outputs = []
+        self.num_bytes = 0
+        return messages
+
+    def _open_entry(self, request: Request, token_ids: list[int]) -> EngineCoreOutput:
+        entry = EngineCoreOutput(request.request_id, token_ids)
+        self._entries[request] = entry
+        self.num_bytes += ENTRY_BYTES + len(request.request_id)
+        if request.events:
+            self._move_events(request, entry)
+        if request.prefill_stats is not None:
+            entry.prefill_stats, request.prefill_stats = request.prefill_stats, None
+        entry.trace_headers = request.trace_headers
+        return entry
+
+    @staticmethod
+    def _move_events(request: Request, entry: EngineCoreOutput) -> None:
+        entry.events = (entry.events or []) + request.events
+        request.events = []
+
+
+def _add_up(total: PrefixCacheStats, earlier: PrefixCacheStats) -> None:
+    total.reset = total.reset or earlier.reset
+    for name in total.__struct_fields__:
+        if name != "reset":
+            setattr(total, name, getattr(total, name) + getattr(earlier, name))

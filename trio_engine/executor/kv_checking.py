@@ -1,0 +1,168 @@
+"""An executor without a model that finds every mistake in blocks, rows and tokens.
+
+No torch. Its KV cache holds one integer a slot. A wrong block table, a stale or doubly used
+block, a wrong cache hit, a lost or doubled token or a bad replay raises or changes the tokens, so
+that a request's run alone is the oracle for its run among others.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from trio_engine.core.plan import NO_TOKEN, ExecutorProperties, StepResult
+from trio_engine.errors import RequestError, StepError
+from trio_engine.executor.null import modelless_properties
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trio_engine.config import EngineConfig
+    from trio_engine.core.plan import DeviceCommand, NewRow, StepPlan
+
+
+class _Row(msgspec.Struct, eq=False):
+    token_ids: list[int]
+    num_computed_tokens: int
+    block_ids: list[int]
+    lora_id: int
+
+
+class KVCheckingExecutor:
+    """Draws as next token a hash of everything that it reads back through the block table.
+
+    Args:
+        config: block and row limits.
+        launches_ahead: which order of calls to ask of the engine; results are the same.
+        vocab_size: of the tokens drawn; None is that of all executors without a model.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        launches_ahead: bool = False,
+        vocab_size: int | None = None,
+    ) -> None:
+        self.launches_ahead = launches_ahead
+        self._properties = modelless_properties(config)
+        if vocab_size is not None:
+            self._properties = msgspec.structs.replace(self._properties, vocab_size=vocab_size)
+        self._config = config
+        self._block_size = self._properties.block_size
+        self._store: dict[int, int] = {}
+        self._rows: dict[int, _Row] = {}
+        self._results: deque[StepResult] = deque()
+        self._next_plan_id = 0
+
+    def load(self) -> ExecutorProperties:
+        """Nothing to load."""
+        return self._properties
+
+    def launch(self, plan: StepPlan) -> None:
+        """Applies the plan at once.
+
+        Raises:
+            StepError: what the plan says contradicts the rows or the store.
+        """
+        self._check_order(plan)
+        self._apply_changes(plan)
+        if len(set(plan.slots)) != len(plan.slots) or not plan.slots:
+            raise StepError(f"plan {plan.plan_id} names slots {list(plan.slots)}")
+        pairs = zip(plan.slots, plan.num_scheduled_tokens, strict=True)
+        token_ids = [self._run_row(self._row(slot), num_tokens) for slot, num_tokens in pairs]
+        self._results.append(StepResult(plan_id=plan.plan_id, token_ids=token_ids))
+
+    def collect(self) -> StepResult:
+        """The oldest result."""
+        return self._results.popleft()
+
+    def command(self, command: DeviceCommand) -> Any:
+        """Knows no command, but checks that none comes while a plan is uncollected."""
+        if self._results:
+            raise StepError(f"command {command.method!r} overtook a plan")
+        raise RequestError(f"the kv-checking executor has no method {command.method!r}")
+
+    def shutdown(self) -> None:
+        """Nothing to release."""
+
+    def _check_order(self, plan: StepPlan) -> None:
+        allowed = 2 if self.launches_ahead else 1
+        if len(self._results) >= allowed:
+            raise StepError(f"plan {plan.plan_id} launched over {len(self._results)} others")
+        # After a failed step, plans in between were dropped and the next one starts anew.
+        expected = plan.plan_id >= self._next_plan_id if plan.reset else None
+        if not (expected or plan.plan_id == self._next_plan_id):
+            raise StepError(f"plan {plan.plan_id} came instead of {self._next_plan_id}")
+        self._next_plan_id = plan.plan_id + 1
+
+    def _apply_changes(self, plan: StepPlan) -> None:
+        if plan.reset:
+            self._rows.clear()
+        for slot in plan.finished_slots:
+            if self._rows.pop(slot, None) is None:
+                raise StepError(f"plan {plan.plan_id} finishes slot {slot}, which has no row")
+        for row in plan.new_rows:
+            self._set_up(row, plan)
+        for slot, block_ids in plan.new_block_ids:
+            self._row(slot).block_ids.extend(block_ids)
+
+    def _set_up(self, row: NewRow, plan: StepPlan) -> None:
+        if row.slot in self._rows:
+            raise StepError(f"plan {plan.plan_id} sets up slot {row.slot} over a live row")
+        if not 0 <= row.slot < self._config.max_num_seqs:
+            raise StepError(f"plan {plan.plan_id} names slot {row.slot}")
+        if not row.num_prompt_tokens <= len(row.token_ids):
+            raise StepError(f"row of {row.request_id!r} lacks prompt tokens")
+        self._rows[row.slot] = _Row(
+            row.token_ids.copy(), row.num_computed_tokens, row.block_ids.copy(), row.lora_id
+        )
+
+    def _row(self, slot: int) -> _Row:
+        row = self._rows.get(slot)
+        if row is None:
+            raise StepError(f"slot {slot} has no row")
+        return row
+
+    def _run_row(self, row: _Row, num_tokens: int) -> int:
+        start, end = row.num_computed_tokens, row.num_computed_tokens + num_tokens
+        if num_tokens < 1 or end > len(row.token_ids):
+            raise StepError(f"{num_tokens} tokens after {start} of {len(row.token_ids)} known")
+        for position in range(start, end):
+            self._store[self._address(row, position)] = _content(row, position)
+        row.num_computed_tokens = end
+        contents = [self._read(row, position) for position in range(end)]
+        if end < len(row.token_ids):
+            return NO_TOKEN
+        token_id = _hash(contents) % self._properties.vocab_size
+        row.token_ids.append(token_id)
+        return token_id
+
+    def _read(self, row: _Row, position: int) -> int:
+        address = self._address(row, position)
+        found = self._store.get(address)
+        if found is None:
+            raise StepError(f"position {position} reads slot {address}, which nobody wrote")
+        if found != _content(row, position):
+            raise StepError(f"position {position} reads slot {address} with other content")
+        return found
+
+    def _address(self, row: _Row, position: int) -> int:
+        index, offset = divmod(position, self._block_size)
+        if index >= len(row.block_ids):
+            raise StepError(f"position {position} is beyond {len(row.block_ids)} blocks")
+        block_id = row.block_ids[index]
+        if not 0 <= block_id < self._properties.num_blocks:
+            raise StepError(f"there is no block {block_id}")
+        return block_id * self._block_size + offset
+
+
+def _content(row: _Row, position: int) -> int:
+    return _hash((row.token_ids[position], position, row.lora_id))
+
+
+def _hash(values: Sequence[int]) -> int:
+    # Python's hash of a tuple of integers is not salted: the same in every process.
+    return hash(tuple(values))

@@ -1,0 +1,103 @@
+"""An executor without a model: a fixed time per step and tokens that follow from the prompt.
+
+No torch. For measuring the engine itself, and for tests that want real time and known tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trio_engine.core.plan import NO_TOKEN, ExecutorProperties, StepResult
+from trio_engine.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from trio_engine.config import EngineConfig
+    from trio_engine.core.plan import DeviceCommand, StepPlan
+
+VOCAB_SIZE = 50_000
+MAX_MODEL_LEN = 2048
+BLOCKS_PER_SEQUENCE = MAX_MODEL_LEN // 16
+# Small ids are special tokens in most vocabularies; none of them is ever drawn.
+FIRST_TOKEN_ID = 1000
+
+
+def null_token(prompt_token_ids: Sequence[int], output_position: int) -> int:
+    """The token that the null executor draws at an output position, counted from 0."""
+    span = VOCAB_SIZE - FIRST_TOKEN_ID
+    return FIRST_TOKEN_ID + (sum(prompt_token_ids) + output_position) % span
+
+
+def modelless_properties(config: EngineConfig) -> ExecutorProperties:
+    """What an executor without a model announces."""
+    max_model_len = config.max_model_len or MAX_MODEL_LEN
+    blocks_per_sequence = -(-max_model_len // config.block_size)
+    return ExecutorProperties(
+        vocab_size=VOCAB_SIZE,
+        max_model_len=max_model_len,
+        block_size=config.block_size,
+        num_blocks=config.num_blocks or config.max_num_seqs * blocks_per_sequence,
+    )
+
+
+class NullExecutor:
+    """Sleeps ``config.null_step_ms`` per plan and draws ``null_token``.
+
+    Rows are columns of arrays, so that a step costs the same few microseconds for any batch.
+    """
+
+    launches_ahead = False
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._step_s = config.null_step_ms / 1000
+        # By slot: tokens computed, tokens known, and the token that position 0 would have.
+        self._num_computed = np.zeros(config.max_num_seqs, dtype=np.int64)
+        self._num_known = np.zeros(config.max_num_seqs, dtype=np.int64)
+        self._offsets = np.zeros(config.max_num_seqs, dtype=np.int64)
+        self._plans: deque[StepPlan] = deque()
+
+    def load(self) -> ExecutorProperties:
+        """Nothing to load."""
+        return modelless_properties(self._config)
+
+    def launch(self, plan: StepPlan) -> None:
+        """Notes the plan; all time passes in ``collect``."""
+        self._plans.append(plan)
+
+    def collect(self) -> StepResult:
+        """Takes the step's time, then gives its tokens."""
+        plan = self._plans.popleft()
+        if self._step_s:
+            time.sleep(self._step_s)
+        for row in plan.new_rows:
+            self._num_computed[row.slot] = row.num_computed_tokens
+            self._num_known[row.slot] = len(row.token_ids)
+            prompt_sum = sum(row.token_ids[: row.num_prompt_tokens])
+            self._offsets[row.slot] = prompt_sum - row.num_prompt_tokens
+        slots = np.array(plan.slots, dtype=np.int64)
+        return StepResult(plan_id=plan.plan_id, token_ids=self._step(slots, plan).tolist())
+
+    def command(self, command: DeviceCommand) -> Any:
+        """Knows no command."""
+        raise RequestError(f"the null executor has no method {command.method!r}")
+
+    def shutdown(self) -> None:
+        """Nothing to release."""
+
+    def _step(self, slots: NDArray[np.int64], plan: StepPlan) -> NDArray[np.int64]:
+        computed = self._num_computed[slots] + np.array(plan.num_scheduled_tokens)
+        self._num_computed[slots] = computed
+        known = self._num_known[slots]
+        samples = computed == known
+        self._num_known[slots] = known + samples
+        span = VOCAB_SIZE - FIRST_TOKEN_ID
+        tokens = FIRST_TOKEN_ID + (self._offsets[slots] + known) % span
+        return np.where(samples, tokens, NO_TOKEN)
