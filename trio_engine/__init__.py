@@ -10,6 +10,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trio_engine.client.base import EngineClient as EngineClient
+    from trio_engine.client.launcher import (
+        connect_engine as connect_engine,
+        open_engine as open_engine,
+    )
+    from trio_engine.client.outputs import RequestOutput as RequestOutput
+    from trio_engine.client.stream import RequestStream as RequestStream
     from trio_engine.config import EngineConfig as EngineConfig
     from trio_engine.errors import (
         ConfigError as ConfigError,
@@ -21,7 +28,9 @@ if TYPE_CHECKING:
         OverloadedError as OverloadedError,
         ProtocolError as ProtocolError,
         RequestError as RequestError,
+        RequestFailedError as RequestFailedError,
         StepError as StepError,
+        UtilityError as UtilityError,
     )
     from trio_engine.outputs import FinishReason as FinishReason
     from trio_engine.sampling_params import (
@@ -42,7 +51,14 @@ _HOME_OF = {
     "OverloadedError": "errors",
     "ProtocolError": "errors",
     "RequestError": "errors",
+    "RequestFailedError": "errors",
     "StepError": "errors",
+    "UtilityError": "errors",
+    "EngineClient": "client.base",
+    "connect_engine": "client.launcher",
+    "open_engine": "client.launcher",
+    "RequestOutput": "client.outputs",
+    "RequestStream": "client.stream",
     "FinishReason": "outputs",
     "RequestOutputKind": "sampling_params",
     "SamplingParams": "sampling_params",

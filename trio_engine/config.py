@@ -5,7 +5,7 @@ Pure. Names follow vLLM's engine arguments; units are in the names.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -14,6 +14,7 @@ from trio_engine.errors import ConfigError
 ExecutorName = Literal["torch", "null", "kv-checking"]
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceName = Literal["auto", "cpu", "cuda"]
+PipelineDepth = Literal[1, 2]
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +57,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int | None = None
     kv_cache_bytes: int | None = None
     max_waiting_requests: int | None = None
-    pipeline_depth: Literal[1, 2] = 2
+    pipeline_depth: PipelineDepth = 2
     shutdown_timeout_s: float = 0.0
     handshake_timeout_s: float = 300.0
     flush_timeout_s: float = 1.0
@@ -65,6 +66,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_stats: bool = True
 
     def __post_init__(self) -> None:
+        for name, choices in (
+            ("executor", get_args(ExecutorName)),
+            ("device", get_args(DeviceName)),
+            ("dtype", get_args(DTypeName)),
+            ("pipeline_depth", get_args(PipelineDepth)),
+        ):
+            value = getattr(self, name)
+            if value not in choices:
+                raise ConfigError(f"{name} must be one of {choices}, got {value!r}")
         for name in (
             "max_model_len",
             "max_num_seqs",

@@ -165,7 +165,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=Fals
         if self.seed == -1:
             self.seed = None
         if self.stop_token_ids:
-            self.all_stop_token_ids.update(self.stop_token_ids)
+            # A new set: the one passed in is the caller's.
+            self.all_stop_token_ids = self.all_stop_token_ids.union(self.stop_token_ids)
         if self.skip_reading_prefix_cache is None:
             self.skip_reading_prefix_cache = self.prompt_logprobs is not None
 

@@ -76,7 +76,7 @@ class TensorData:
         if self.dtype == "bfloat16":
             bits = np.frombuffer(self.data, dtype="<u2").astype(np.uint32) << 16
             return bits.view(np.float32).reshape(self.shape)
-        view = np.frombuffer(self.data, dtype=np.dtype(self.dtype).newbyteorder("<"))
+        view = np.frombuffer(self.data.toreadonly(), dtype=np.dtype(self.dtype).newbyteorder("<"))
         return view.reshape(self.shape)
 
     def __eq__(self, other: object) -> bool:

@@ -204,16 +204,15 @@ class EngineCore:
             raise StepError(f"failure of plan {plan_id} out of turn") from error
         steps = list(self._steps)
         self._steps.clear()
-        at_fault = dict(zip(steps[0].plan.slots, steps[0].requests, strict=True))
-        unknown = [slot for slot in error.slots if slot not in at_fault]
-        if unknown or not error.slots:
+        rows = dict(zip(steps[0].plan.slots, steps[0].requests, strict=True))
+        slots = set(error.slots)
+        if not slots or not slots <= rows.keys():
             raise StepError(f"plan {plan_id} failed for slots {error.slots}") from error
         self._scheduler.roll_back(steps)
-        requests = [at_fault[slot] for slot in error.slots]
-        live = [request for request in requests if not request.is_finished]
-        for request in live:
+        at_fault = [rows[slot] for slot in slots if not rows[slot].is_finished]
+        for request in at_fault:
             logger.error("step_failed request_id=%r reason=%s", request.request_id, error)
-        self._finish_many(live, RequestEvent.FAIL, FinishReason.ERROR)
+        self._finish_many(at_fault, RequestEvent.FAIL, FinishReason.ERROR)
 
     # Control
 
@@ -257,6 +256,11 @@ class EngineCore:
             return True
         first = next(iter(self._scheduler.waiting), None)
         return first is not None and first.status is RequestStatus.PREEMPTED
+
+    @property
+    def has_running_blocks(self) -> bool:
+        """Whether a running request holds KV blocks."""
+        return bool(self._scheduler.running)
 
     @property
     def is_paused(self) -> bool:
@@ -315,10 +319,10 @@ class EngineCore:
             raise OverloadedError(f"{num_waiting} requests wait already")
         if self.outboxes[source.client_index].num_bytes > self._outbox_limit_bytes:
             raise OverloadedError(f"client {source.client_index} does not read its outputs")
-        if source.abort_immediately:
-            self.outboxes[source.client_index].drop(Request(source, params, self.max_model_len))
-            return
         request = Request(source, params, self.max_model_len)
+        if source.abort_immediately:
+            self.outboxes[request.client_index].drop(request)
+            return
         self._requests[request.key] = request
         self._scheduler.add(request)
         self._note_event(request, EngineCoreEventType.QUEUED)

@@ -58,7 +58,7 @@ class Outbox:
         return not (
             self._entries
             or self._finished_requests
-            or self._scheduler_stats
+            or self._scheduler_stats is not None
             or self._utility_outputs
             or self._is_dead
         )
@@ -68,27 +68,16 @@ class Outbox:
         """Whether the engine's death is to be told after everything else."""
         return self._is_dead
 
-    @property
-    def num_entries(self) -> int:
-        """Requests with unsent output."""
-        return len(self._entries)
-
     def append_token(self, request: Request, token_id: int) -> None:
-        """Adds a token; the first one of an entry takes along what else there is to tell."""
-        entry = self._entries.get(request)
-        if entry is None:
-            self._open_entry(request, [token_id])
-        else:
-            entry.new_token_ids.append(token_id)
-            if request.events:
-                self._move_events(request, entry)
+        """Adds a token, and what else there is to tell of its request."""
+        self._entry_of(request).new_token_ids.append(token_id)
         self.num_bytes += TOKEN_BYTES
 
     def finish(
         self, request: Request, reason: FinishReason, stop_reason: int | str | None = None
     ) -> None:
         """Adds the terminal event of a request that the engine ends."""
-        entry = self._entries.get(request) or self._open_entry(request, [])
+        entry = self._entry_of(request)
         entry.finish_reason = reason
         entry.stop_reason = stop_reason
         self._finished_requests.add(request.request_id)
@@ -157,21 +146,18 @@ class Outbox:
         self.num_bytes = 0
         return messages
 
-    def _open_entry(self, request: Request, token_ids: list[int]) -> EngineCoreOutput:
-        entry = EngineCoreOutput(request.request_id, token_ids)
-        self._entries[request] = entry
-        self.num_bytes += ENTRY_BYTES + len(request.request_id)
-        if request.events:
-            self._move_events(request, entry)
-        if request.prefill_stats is not None:
+    def _entry_of(self, request: Request) -> EngineCoreOutput:
+        """The unsent entry, opened if there is none, with all events up to now."""
+        entry = self._entries.get(request)
+        if entry is None:
+            entry = EngineCoreOutput(request.request_id, [], trace_headers=request.trace_headers)
             entry.prefill_stats, request.prefill_stats = request.prefill_stats, None
-        entry.trace_headers = request.trace_headers
+            self._entries[request] = entry
+            self.num_bytes += ENTRY_BYTES + len(request.request_id)
+        if request.events:
+            entry.events = (entry.events or []) + request.events
+            request.events = []
         return entry
-
-    @staticmethod
-    def _move_events(request: Request, entry: EngineCoreOutput) -> None:
-        entry.events = (entry.events or []) + request.events
-        request.events = []
 
 
 def _add_up(total: PrefixCacheStats, earlier: PrefixCacheStats) -> None:

@@ -34,7 +34,6 @@ class Request:
     """
 
     __slots__ = (
-        "arrival_time",
         "block_ids",
         "client_index",
         "eos_token_id",
@@ -47,7 +46,6 @@ class Request:
         "num_prompt_tokens",
         "num_unsettled_tokens",
         "prefill_stats",
-        "priority",
         "repetition_detection",
         "request_id",
         "sampling_params",
@@ -69,8 +67,6 @@ class Request:
         self.token_ids: list[int] = list(prompt)
         self.num_prompt_tokens = len(prompt)
         self.max_total_tokens = min(len(prompt) + max_tokens, max_model_len)
-        self.priority = source.priority
-        self.arrival_time = source.arrival_time
         self.trace_headers = source.trace_headers
 
         self.min_tokens = params.min_tokens
@@ -108,7 +104,7 @@ class Request:
     @property
     def num_tokens_to_plan(self) -> int:
         """Tokens to compute before its next sample; 0 when its last token is drawn (rule 4)."""
-        num_tokens = len(self.token_ids) + self.num_unsettled_tokens
+        num_tokens = self.num_tokens
         if num_tokens >= self.max_total_tokens:
             return 0
         return num_tokens - self.num_planned_tokens

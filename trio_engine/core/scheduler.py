@@ -121,8 +121,7 @@ class Scheduler:
                 if request.is_finished:
                     continue
                 request.num_unsettled_tokens -= samples
-                # A request preempted since has nothing computed; one that was then resumed by
-                # a later of these steps is back at that step's start.
+                # Less than the start if it was preempted since: then nothing is computed.
                 request.num_planned_tokens = min(request.num_planned_tokens, start)
         for request in self.running:
             request.is_resident = False
@@ -200,7 +199,7 @@ class Scheduler:
         elif new_block_ids:
             plan.new_block_ids.append((request.slot, new_block_ids))
         start = request.num_planned_tokens
-        samples = start + num_tokens == len(request.token_ids) + request.num_unsettled_tokens
+        samples = start + num_tokens == request.num_tokens
         request.num_planned_tokens = start + num_tokens
         request.num_unsettled_tokens += samples
         plan.slots.append(request.slot)  # type: ignore[attr-defined]  # lists until handed over

@@ -30,14 +30,13 @@ def check_stop(request: Request, token_id: int) -> StopDecision | None:
     Counterpart: there, a request below ``min_tokens`` goes on even at max_model_len and then
     never ends; here the length limit always holds.
     """
-    num_tokens = len(request.token_ids)
-    past_min_tokens = num_tokens - request.num_prompt_tokens >= request.min_tokens
+    past_min_tokens = request.num_output_tokens >= request.min_tokens
     if past_min_tokens:
         if token_id == request.eos_token_id:
             return FinishReason.STOP, None
         if token_id in request.stop_token_ids:
             return FinishReason.STOP, token_id
-    if num_tokens >= request.max_total_tokens:
+    if len(request.token_ids) >= request.max_total_tokens:
         return FinishReason.LENGTH, None
     detection = request.repetition_detection
     if past_min_tokens and detection is not None and _repeats(request, detection):
@@ -46,16 +45,17 @@ def check_stop(request: Request, token_id: int) -> StopDecision | None:
 
 
 def _repeats(request: Request, detection: RepetitionDetectionParams) -> bool:
-    if detection.max_pattern_size < 1 or detection.min_count < 2:
+    if detection.min_count < 2:
         return False
-    output = request.token_ids[request.num_prompt_tokens :]
-    sizes = range(max(1, detection.min_pattern_size), detection.max_pattern_size + 1)
-    return any(_ends_in_repeats(output, size, detection.min_count) for size in sizes)
+    # Only patterns that the output has room for: the size asked for may be anything.
+    largest = min(detection.max_pattern_size, request.num_output_tokens // detection.min_count)
+    sizes = range(max(1, detection.min_pattern_size), largest + 1)
+    return any(_ends_in_repeats(request.token_ids, size, detection.min_count) for size in sizes)
 
 
 def _ends_in_repeats(tokens: Sequence[int], pattern_size: int, count: int) -> bool:
-    length = pattern_size * count
-    if length > len(tokens):
+    # Nearly always the last token tells, and nothing has been copied.
+    if tokens[-1] != tokens[-1 - pattern_size]:
         return False
-    tail = tokens[-length:]
+    tail = tokens[-pattern_size * count :]
     return tail[pattern_size:] == tail[:-pattern_size]

@@ -1,8 +1,9 @@
 """An executor without a model that finds every mistake in blocks, rows and tokens.
 
-No torch. Its KV cache holds one integer a slot. A wrong block table, a stale or doubly used
-block, a wrong cache hit, a lost or doubled token or a bad replay raises or changes the tokens, so
-that a request's run alone is the oracle for its run among others.
+No torch. Its KV cache holds one integer a position, which stands, as real KV does, for the token
+there and all before it. A wrong block table, a stale or doubly used block, a wrong cache hit, a
+lost or doubled token or a bad replay raises or changes the tokens, so that a request's run alone
+is the oracle for its run among others.
 """
 
 from __future__ import annotations
@@ -24,10 +25,15 @@ if TYPE_CHECKING:
 
 
 class _Row(msgspec.Struct, eq=False):
-    token_ids: list[int]
+    lora_id: int
     num_computed_tokens: int
     block_ids: list[int]
-    lora_id: int
+    # What the cache must hold at each position whose token is known.
+    contents: list[int] = msgspec.field(default_factory=list)
+
+    def append(self, token_id: int) -> None:
+        before = self.contents[-1] if self.contents else self.lora_id
+        self.contents.append(_hash((before, token_id)))
 
 
 class KVCheckingExecutor:
@@ -93,8 +99,8 @@ class KVCheckingExecutor:
         if len(self._results) >= allowed:
             raise StepError(f"plan {plan.plan_id} launched over {len(self._results)} others")
         # After a failed step, plans in between were dropped and the next one starts anew.
-        expected = plan.plan_id >= self._next_plan_id if plan.reset else None
-        if not (expected or plan.plan_id == self._next_plan_id):
+        is_later = plan.reset and plan.plan_id > self._next_plan_id
+        if plan.plan_id != self._next_plan_id and not is_later:
             raise StepError(f"plan {plan.plan_id} came instead of {self._next_plan_id}")
         self._next_plan_id = plan.plan_id + 1
 
@@ -114,11 +120,11 @@ class KVCheckingExecutor:
             raise StepError(f"plan {plan.plan_id} sets up slot {row.slot} over a live row")
         if not 0 <= row.slot < self._config.max_num_seqs:
             raise StepError(f"plan {plan.plan_id} names slot {row.slot}")
-        if not row.num_prompt_tokens <= len(row.token_ids):
+        if not 1 <= row.num_prompt_tokens <= len(row.token_ids):
             raise StepError(f"row of {row.request_id!r} lacks prompt tokens")
-        self._rows[row.slot] = _Row(
-            row.token_ids.copy(), row.num_computed_tokens, row.block_ids.copy(), row.lora_id
-        )
+        self._rows[row.slot] = _Row(row.lora_id, row.num_computed_tokens, row.block_ids.copy())
+        for token_id in row.token_ids:
+            self._rows[row.slot].append(token_id)
 
     def _row(self, slot: int) -> _Row:
         row = self._rows.get(slot)
@@ -128,16 +134,16 @@ class KVCheckingExecutor:
 
     def _run_row(self, row: _Row, num_tokens: int) -> int:
         start, end = row.num_computed_tokens, row.num_computed_tokens + num_tokens
-        if num_tokens < 1 or end > len(row.token_ids):
-            raise StepError(f"{num_tokens} tokens after {start} of {len(row.token_ids)} known")
+        if num_tokens < 1 or end > len(row.contents):
+            raise StepError(f"{num_tokens} tokens after {start} of {len(row.contents)} known")
         for position in range(start, end):
-            self._store[self._address(row, position)] = _content(row, position)
+            self._store[self._address(row, position)] = row.contents[position]
         row.num_computed_tokens = end
         contents = [self._read(row, position) for position in range(end)]
-        if end < len(row.token_ids):
+        if end < len(row.contents):
             return NO_TOKEN
         token_id = _hash(contents) % self._properties.vocab_size
-        row.token_ids.append(token_id)
+        row.append(token_id)
         return token_id
 
     def _read(self, row: _Row, position: int) -> int:
@@ -145,7 +151,7 @@ class KVCheckingExecutor:
         found = self._store.get(address)
         if found is None:
             raise StepError(f"position {position} reads slot {address}, which nobody wrote")
-        if found != _content(row, position):
+        if found != row.contents[position]:
             raise StepError(f"position {position} reads slot {address} with other content")
         return found
 
@@ -157,10 +163,6 @@ class KVCheckingExecutor:
         if not 0 <= block_id < self._properties.num_blocks:
             raise StepError(f"there is no block {block_id}")
         return block_id * self._block_size + offset
-
-
-def _content(row: _Row, position: int) -> int:
-    return _hash((row.token_ids[position], position, row.lora_id))
 
 
 def _hash(values: Sequence[int]) -> int:

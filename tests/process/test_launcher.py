@@ -1,0 +1,234 @@
+"""Engines as processes: spawned, heard, and ended on every path. The leak guard sees the rest."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from tests.process import stand_ins
+from trio_engine.client.launcher import open_engine
+from trio_engine.config import EngineConfig
+from trio_engine.errors import EngineDeadError, EngineStartError
+from trio_engine.sampling_params import RequestOutputKind, SamplingParams
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from trio_engine.client.base import EngineClient
+
+NULL = EngineConfig(executor="null")
+DELTA = SamplingParams(output_kind=RequestOutputKind.DELTA, max_tokens=100_000)
+TEST_TIMEOUT_S = 30.0
+
+
+async def open_and_leave(command: list[str], *, start_timeout_s: float = 20.0) -> None:
+    async with open_engine(NULL, command=command, start_timeout_s=start_timeout_s):
+        pass
+
+
+def is_running(pid: int) -> bool:
+    with suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("status", [0, 1])
+async def test_ends_before_hello(status: int) -> None:
+    with trio.fail_after(TEST_TIMEOUT_S):
+        with pytest.raises(EngineStartError, match=f"exit status {status}") as caught:
+            await open_and_leave(stand_ins.exits(status))
+        assert caught.value.exit_status == status
+        assert caught.value.stderr_tail == "no such model"
+        assert "no such model" in caught.value.__notes__[0]
+
+
+@pytest.mark.slow
+async def test_ends_between_hello_and_ready() -> None:
+    with trio.fail_after(TEST_TIMEOUT_S), pytest.raises(EngineStartError, match="exit status 3"):
+        await open_and_leave(stand_ins.EXITS_AFTER_HELLO)
+
+
+async def test_never_says_hello() -> None:
+    with trio.fail_after(TEST_TIMEOUT_S):
+        with pytest.raises(EngineStartError, match=r"within 0\.2 s.*HELLO") as caught:
+            await open_and_leave(stand_ins.NEVER_SAYS_HELLO, start_timeout_s=0.2)
+        assert caught.value.exit_status is None
+
+
+@pytest.mark.slow
+async def test_speaks_garbage() -> None:
+    with trio.fail_after(TEST_TIMEOUT_S), pytest.raises(EngineStartError, match="protocol"):
+        await open_and_leave(stand_ins.SPEAKS_GARBAGE)
+
+
+async def test_no_such_command() -> None:
+    with trio.fail_after(TEST_TIMEOUT_S):
+        with pytest.raises(EngineStartError, match="/no/such/command"):
+            await open_and_leave(["/no/such/command"])
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.001, 0.3])
+async def test_cancelled_while_it_starts(delay_s: float) -> None:
+    with trio.fail_after(TEST_TIMEOUT_S):
+        with trio.move_on_after(delay_s) as scope:
+            await open_and_leave(stand_ins.NEVER_SAYS_HELLO)
+        assert scope.cancelled_caught
+
+
+async def test_a_long_tmpdir_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    monkeypatch.setenv("TMPDIR", str(long))
+    with trio.fail_after(TEST_TIMEOUT_S), pytest.raises(EngineStartError, match="exit status 0"):
+        await open_and_leave(stand_ins.exits(0))
+
+
+async def test_a_life_in_good_order(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "trio_engine.engine")
+    with trio.fail_after(TEST_TIMEOUT_S):
+        async with open_engine(NULL, command=stand_ins.STREAMS) as engine:
+            async with engine.generate([1], DELTA) as stream:
+                async for delta in stream:
+                    assert set(delta.token_ids) == {7}
+                    break
+            pid = await engine.call_utility("getpid")
+            assert os.getsid(pid) == pid  # Ctrl-C at our terminal does not reach it
+            assert not engine.is_dead
+        assert not is_running(pid)
+    lines = [record.getMessage() for record in caplog.records if record.name.endswith(".engine")]
+    assert lines[:2] == ["a line on stdout", "a line on stderr"]
+    assert lines[-1] == "asked to stop"
+
+
+async def test_sigkill_while_streaming() -> None:
+    with trio.fail_after(TEST_TIMEOUT_S):
+        async with open_engine(NULL, command=stand_ins.STREAMS) as engine:
+            pid = await engine.call_utility("getpid")
+            async with trio.open_nursery() as nursery:
+                for _ in range(3):
+                    nursery.start_soon(expect_dead_stream, engine)
+                nursery.start_soon(expect_dead_call, engine)
+                await trio.sleep(0.05)
+                os.kill(pid, signal.SIGKILL)
+                with trio.fail_after(2.0):
+                    assert (await engine.wait_dead()).exit_status == -signal.SIGKILL
+            assert engine.is_dead
+            with pytest.raises(EngineDeadError):
+                await engine.complete([1])
+
+
+async def expect_dead_stream(engine: EngineClient) -> None:
+    with pytest.raises(EngineDeadError, match="killed by SIGKILL") as caught:
+        await read_all(engine)
+    assert "a line on stderr" in caught.value.stderr_tail
+
+
+async def read_all(engine: EngineClient) -> None:
+    async with engine.generate([1], DELTA) as stream:
+        async for _ in stream:
+            pass
+
+
+async def expect_dead_call(engine: EngineClient) -> None:
+    with pytest.raises(EngineDeadError, match="killed by SIGKILL"):
+        await engine.call_utility("nobody answers this")
+
+
+@pytest.mark.slow
+async def test_the_last_word_carries_the_exit_status_and_the_traceback() -> None:
+    with trio.fail_after(TEST_TIMEOUT_S):
+        async with open_engine(NULL, command=stand_ins.DIES_WITH_A_WORD) as engine:
+            with pytest.raises(EngineDeadError, match="exit status 1") as caught:
+                await engine.complete([1])
+            assert caught.value.exit_status == 1
+            assert caught.value.stderr_tail == "Traceback: the step failed"
+            assert "the step failed" in caught.value.__notes__[0]
+
+
+@pytest.mark.slow
+async def test_one_that_ignores_sigterm_is_killed_with_its_helpers() -> None:
+    with trio.fail_after(TEST_TIMEOUT_S):
+        async with open_engine(
+            NULL, command=stand_ins.IGNORES_SIGTERM, terminate_timeout_s=0.1
+        ) as engine:
+            helper_pid = await engine.call_utility("helper")
+            assert is_running(helper_pid)
+        await wait_ended(helper_pid)
+
+
+async def wait_ended(pid: int) -> None:
+    """Waits for the end of any process, a child of ours or not."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        await trio.lowlevel.wait_readable(pidfd)
+    finally:
+        os.close(pidfd)
+
+
+@pytest.mark.slow
+async def test_the_bodys_error_and_cancellation_end_it_too() -> None:
+    with trio.fail_after(TEST_TIMEOUT_S):
+        with pytest.raises(ZeroDivisionError):
+            await divide_by_zero_in_body()
+        with trio.CancelScope() as scope:
+            async with open_engine(NULL, command=stand_ins.STREAMS):
+                scope.cancel()
+                await trio.sleep_forever()
+        assert scope.cancelled_caught
+
+
+async def divide_by_zero_in_body() -> None:
+    async with open_engine(NULL, command=stand_ins.STREAMS):
+        _ = 1 / 0
+
+
+OWNER = """
+import subprocess, sys, trio
+from tests.process import stand_ins
+from trio_engine.client.launcher import open_engine
+from trio_engine.config import EngineConfig
+
+async def main():
+    command = stand_ins.LEAVES_WITH_ITS_OWNER
+    async with open_engine(EngineConfig(executor="null"), command=command) as engine:
+        # Must not inherit the pipe: it outlives us.
+        sibling = subprocess.Popen(["sleep", "60"], close_fds=False)
+        engine_pid = await engine.call_utility("getpid")
+        print(f"{engine_pid} {sibling.pid}", flush=True)
+        await trio.sleep_forever()
+
+trio.run(main)
+"""
+
+
+@pytest.mark.slow
+async def test_it_leaves_when_its_owner_is_killed(tmp_path: Path) -> None:
+    # A killed owner cannot remove its socket directory.
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", OWNER]
+    with trio.fail_after(TEST_TIMEOUT_S):
+        owner = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE, env=env)
+        assert owner.stdout is not None
+        async with owner.stdout:
+            engine_pid, sibling_pid = map(int, (await owner.stdout.receive_some()).split())
+        try:
+            owner.kill()
+            await owner.wait()
+            with trio.fail_after(2.0):
+                await wait_ended(engine_pid)
+        finally:
+            os.kill(sibling_pid, signal.SIGKILL)

@@ -1,0 +1,150 @@
+"""Nothing is lost or repeated, and there is one end, however reader and receiver interleave."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import trio
+from hypothesis import given, strategies as st
+from trio.testing import assert_checkpoints, wait_all_tasks_blocked
+
+from trio_engine.client.mailbox import Mailbox
+from trio_engine.outputs import EngineCoreOutput, FinishReason, LogprobsLists
+from trio_engine.sampling_params import RequestOutputKind
+
+DELTA, CUMULATIVE, FINAL_ONLY = (
+    RequestOutputKind.DELTA,
+    RequestOutputKind.CUMULATIVE,
+    RequestOutputKind.FINAL_ONLY,
+)
+
+
+def entry(*token_ids: int, logprobs: LogprobsLists | None = None) -> EngineCoreOutput:
+    return EngineCoreOutput("r-0", list(token_ids), new_logprobs=logprobs)
+
+
+def put(mailbox: Mailbox, *token_ids: int) -> None:
+    mailbox.put(entry(*token_ids), "".join(chr(97 + i) for i in token_ids), len(token_ids))
+
+
+def rows(num_rows: int, width: int) -> LogprobsLists:
+    shape = (num_rows, width)
+    return LogprobsLists(
+        np.tile(np.arange(width), (num_rows, 1)),
+        np.zeros(shape, dtype=np.float32),
+        np.ones(num_rows, dtype=np.int64),
+    )
+
+
+# True: the reader takes what is there. Otherwise tokens arrive.
+Moves = st.lists(st.one_of(st.just(True), st.lists(st.integers(0, 25), max_size=3)))
+
+
+@given(moves=Moves, kind=st.sampled_from([DELTA, CUMULATIVE, FINAL_ONLY]))
+async def test_every_token_is_given_out_once_and_in_order(
+    moves: list[bool | list[int]], kind: RequestOutputKind
+) -> None:
+    mailbox = Mailbox("r", 3, kind)
+    sent: list[int] = []
+    taken: list[int] = []
+    texts = ""
+    for move in moves:
+        if isinstance(move, list):
+            put(mailbox, *move)
+            sent += move
+        elif mailbox._is_ready:
+            output = await mailbox.receive()
+            assert output.finish_reason is None
+            taken = taken + output.token_ids if kind is DELTA else output.token_ids
+            texts = texts + output.text if kind is DELTA else output.text
+            assert taken == sent
+    mailbox.finish(FinishReason.LENGTH)
+    last = await mailbox.receive()
+    taken = taken + last.token_ids if kind is DELTA else last.token_ids
+    texts = texts + last.text if kind is DELTA else last.text
+    assert taken == sent
+    assert texts == "".join(chr(97 + i) for i in sent)
+    assert last.num_output_tokens == len(sent)
+    assert mailbox.is_exhausted
+
+
+async def test_nothing_follows_the_end_and_the_first_end_counts() -> None:
+    mailbox = Mailbox("r", 1, DELTA)
+    put(mailbox, 1)
+    mailbox.finish(FinishReason.STOP, "x")
+    put(mailbox, 2)
+    mailbox.finish(FinishReason.ABORT)
+    mailbox.fail(ValueError())
+    output = await mailbox.receive()
+    assert (output.token_ids, output.finish_reason, output.stop_reason) == (
+        [1],
+        FinishReason.STOP,
+        "x",
+    )
+
+
+@pytest.mark.parametrize("kind", [DELTA, CUMULATIVE])
+async def test_a_failure_comes_after_what_came_before_it(kind: RequestOutputKind) -> None:
+    mailbox = Mailbox("r", 1, kind)
+    put(mailbox, 1)
+    mailbox.fail(ValueError("x"))
+    assert (await mailbox.receive()).token_ids == [1]
+    with pytest.raises(ValueError, match="x"):
+        await mailbox.receive()
+    assert mailbox.is_exhausted
+
+
+async def test_final_only_gives_no_part_of_what_failed() -> None:
+    mailbox = Mailbox("r", 1, FINAL_ONLY)
+    put(mailbox, 1)
+    mailbox.fail(ValueError("x"))
+    with pytest.raises(ValueError, match="x"):
+        await mailbox.receive()
+
+
+async def test_receive_is_a_checkpoint_and_takes_nothing_when_cancelled() -> None:
+    mailbox = Mailbox("r", 1, DELTA)
+    put(mailbox, 1)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await mailbox.receive()
+    assert scope.cancelled_caught
+    with assert_checkpoints():
+        assert (await mailbox.receive()).token_ids == [1]
+
+
+async def test_a_waiting_reader_is_woken_by_the_end_alone_for_final_only() -> None:
+    mailbox = Mailbox("r", 1, FINAL_ONLY)
+    taken = []
+
+    async def read() -> None:
+        taken.append(await mailbox.receive())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        await wait_all_tasks_blocked()
+        put(mailbox, 1)
+        await wait_all_tasks_blocked()
+        assert taken == []
+        mailbox.finish(FinishReason.LENGTH)
+    assert taken[0].token_ids == [1]
+
+
+async def test_only_the_tokens_that_belong_to_the_output_are_kept() -> None:
+    mailbox = Mailbox("r", 1, DELTA, num_logprobs=1)
+    mailbox.put(entry(1, 2, 3, logprobs=rows(3, 5)), "a", 2)
+    output = await mailbox.receive()
+    assert output.token_ids == [1, 2]
+    assert output.num_output_tokens == 2
+    assert output.logprobs is not None
+    assert output.logprobs.logprobs.shape == (2, 2)
+
+
+async def test_rows_of_several_widths_are_joined_at_the_smallest() -> None:
+    mailbox = Mailbox("r", 1, CUMULATIVE)
+    for width in (4, 3, 6):
+        mailbox.put(entry(1, logprobs=rows(1, width)), "", 1)
+        output = await mailbox.receive()
+    assert output.logprobs is not None
+    assert output.logprobs.logprob_token_ids.tolist() == [[0, 1, 2]] * 3
+    assert output.logprobs.sampled_token_ranks.shape == (3,)

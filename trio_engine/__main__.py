@@ -1,0 +1,46 @@
+"""``trio-engine`` and ``python -m trio_engine``: finds the command and hands over to it.
+
+Entry. Imports nothing of the package before a command is chosen: the engine's own entry must
+stand first in its process.
+"""
+
+import importlib
+import sys
+
+COMMANDS = {
+    "generate": "stream a model's answer to one or several prompts",
+    "engine": "run the engine process behind a front end",
+}
+
+
+def usage() -> str:
+    """The list of commands."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items()]
+    return "\n".join(["usage: trio-engine COMMAND [OPTION]...", "", "commands:", *lines])
+
+
+def main() -> int:
+    """Runs the command that ``sys.argv`` names. Returns the exit status."""
+    name, *arguments = sys.argv[1:] or ["--help"]
+    if name == "engine":
+        from trio_engine.engine.__main__ import main as run_engine
+
+        return run_engine(arguments)
+    if name in COMMANDS:
+        command = importlib.import_module(f"trio_engine.cli.{name}")
+        status: int = command.run(arguments)
+        return status
+    if name in ("--version", "-V"):
+        from trio_engine import __version__
+
+        sys.stdout.write(f"trio-engine {__version__}\n")
+        return 0
+    asked = name in ("-h", "--help")
+    stream = sys.stdout if asked else sys.stderr
+    stream.write(usage() + "\n" if asked else f"trio-engine: no command {name!r}\n{usage()}\n")
+    return 0 if asked else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

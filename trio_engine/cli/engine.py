@@ -1,0 +1,113 @@
+"""``trio-engine engine``: the engine process for any front end that speaks the protocol.
+
+Cli. Reached through ``trio_engine.engine.__main__``, which has set up the early signal handlers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import trio
+
+from trio_engine.cli.executors import make_executor
+from trio_engine.engine.engine_core_proc import EngineCoreProc, EngineIdentity
+from trio_engine.engine.exit import ExitStatus
+from trio_engine.engine.shutdown import STOP_SIGNALS
+from trio_engine.engine_arguments import add_engine_arguments, config_from_arguments
+from trio_engine.errors import ConfigError, EngineDeadError, EngineStartError
+from trio_engine.observability.logs import configure_logging
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+logger = logging.getLogger(__name__)
+
+
+def run(arguments: list[str]) -> int:
+    """Runs an engine until it is asked to stop. Returns the exit status."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    configure_logging()
+    try:
+        proc = _make_proc(options)
+    except ConfigError as error:
+        parser.error(str(error))
+    status = _run_proc(proc)
+    if proc.shutdown.owner_is_gone:
+        # An interpreter with torch in it takes a second to end: too long for "gone within 2 s".
+        logging.shutdown()
+        os._exit(status)
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="trio-engine engine", description=__doc__)
+    parser.add_argument(
+        "--handshake-address", metavar="ADDR", help="where the front end's handshake is bound"
+    )
+    parser.add_argument(
+        "--data-parallel-address", metavar="HOST", help="with the port, in place of the address"
+    )
+    parser.add_argument("--data-parallel-rpc-port", type=int, metavar="PORT")
+    parser.add_argument(
+        "--data-parallel-rank", type=int, default=0, metavar="I", help="index of this engine"
+    )
+    parser.add_argument("--headless", action="store_true", help="started apart from any front end")
+    parser.add_argument(
+        "--owner-fd", type=int, metavar="FD", help="pipe whose end ends this process"
+    )
+    add_engine_arguments(parser)
+    return parser
+
+
+def _make_proc(options: argparse.Namespace) -> EngineCoreProc:
+    return EngineCoreProc(
+        config_from_arguments(options),
+        make_executor,
+        handshake_address=_handshake_address(options),
+        identity=EngineIdentity(
+            engine_index=options.data_parallel_rank,
+            local=not options.headless,
+            headless=options.headless,
+        ),
+        owner_descriptor=options.owner_fd,
+        owns_process=True,
+    )
+
+
+def _handshake_address(options: argparse.Namespace) -> str:
+    if options.handshake_address is not None:
+        return str(options.handshake_address)
+    if options.data_parallel_address is None or options.data_parallel_rpc_port is None:
+        raise ConfigError(
+            "--handshake-address is missing, and so is one of --data-parallel-address and"
+            " --data-parallel-rpc-port"
+        )
+    host = options.data_parallel_address
+    return f"tcp://{f'[{host}]' if ':' in host else host}:{options.data_parallel_rpc_port}"
+
+
+def _run_proc(proc: EngineCoreProc) -> ExitStatus:
+    _note_signals_for(proc)
+    try:
+        trio.run(proc.run)
+    except EngineStartError as error:
+        logger.error("start_up_failed reason='%s'", error)
+        return ExitStatus.START_UP_FAILED
+    except EngineDeadError:
+        return ExitStatus.CRASHED
+    return ExitStatus.STOPPED
+
+
+def _note_signals_for(proc: EngineCoreProc) -> None:
+    """Handlers for the moments around Trio's own: before it a signal counts, after it no more."""
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        proc.shutdown.early_signals.append(signal.Signals(number).name)
+
+    for number in STOP_SIGNALS:
+        signal.signal(number, note)

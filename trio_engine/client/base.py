@@ -1,0 +1,146 @@
+"""The client's face: what a service uses of an engine, wherever that engine runs.
+
+No transport here. Implementations: ``async_client`` over the wire, ``inproc_client`` without.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import TYPE_CHECKING, Any, Unpack
+
+import msgspec
+
+from trio_engine.client.request import RequestOptions, RequestSpec
+from trio_engine.client.stream import RequestStream
+from trio_engine.outputs import SchedulerStats
+from trio_engine.sampling_params import RequestOutputKind, SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trio_engine.client.outputs import RequestOutput
+    from trio_engine.client.request import ClientRequest
+    from trio_engine.errors import EngineDeadError
+    from trio_engine.text.processor import Prompt
+    from trio_engine.wire.messages import ReadyResponse
+
+
+class ClientStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client holds at this moment.
+
+    Attributes:
+        num_requests: sent and not ended.
+        num_utility_calls: waiting for an answer.
+        num_unsent: messages and aborts not handed to the transport yet.
+        is_dead: whether the engine has died.
+        scheduler: the newest gauges of each engine, by its index; empty if they send none.
+    """
+
+    num_requests: int
+    num_utility_calls: int
+    num_unsent: int
+    is_dead: bool
+    scheduler: dict[int, SchedulerStats]
+
+
+class EngineClient(abc.ABC):
+    """Requests to an engine, from any number of tasks of one Trio run.
+
+    Made by ``open_engine`` or ``connect_engine``. When the engine dies, everything that waits
+    raises ``EngineDeadError`` and so does every later call; the block that holds the client is
+    not cancelled.
+    """
+
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> RequestStream:
+        """A stream of one request's outputs, to be entered with ``async with``.
+
+        Args:
+            prompt: text, token ids, or the messages of a chat.
+            params: how to sample and when to stop; ``output_kind`` says what an item holds.
+            options: see ``RequestOptions``.
+
+        Raises:
+            RequestError: ``params`` ask for more than one answer. Other faults show on entering.
+        """
+        return RequestStream(self, RequestSpec.of(prompt, params, options))
+
+    async def complete(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> RequestOutput:
+        """The whole answer to one request, whatever ``params.output_kind`` says.
+
+        Raises:
+            EngineError: as ``RequestStream`` does.
+
+        Cancellation: aborts the request.
+        """
+        params = msgspec.structs.replace(
+            params or SamplingParams(), output_kind=RequestOutputKind.FINAL_ONLY
+        )
+        async with self.generate(prompt, params, **options) as stream:
+            async for output in stream:
+                return output
+        raise AssertionError("a stream ends with an item or an error")
+
+    @abc.abstractmethod
+    def abort(self, request_id: str) -> bool:
+        """Ends requests from outside of their stream: each gets a last item with ABORT.
+
+        Args:
+            request_id: as given to ``generate``; every open request of that name ends.
+
+        Returns:
+            Whether there was one.
+        """
+
+    @abc.abstractmethod
+    async def call_utility(self, method: str, *args: Any) -> Any:
+        """Calls one of the engine's utility methods (``pause_scheduler``, ``sleep``, ...).
+
+        Raises:
+            UtilityError: the engine refused it, or it failed there.
+            RequestError: an argument has no wire form.
+            EngineDeadError: also while waiting.
+            EngineClosedError: likewise.
+
+        Cancellation: a call that has left is carried out all the same, and its answer ignored.
+        """
+
+    @abc.abstractmethod
+    async def wait_dead(self) -> EngineDeadError:
+        """Waits until the engine has died, for supervisors.
+
+        Returns:
+            What later calls raise.
+
+        Raises:
+            EngineClosedError: the client was closed first.
+        """
+
+    @abc.abstractmethod
+    def statistics(self) -> ClientStatistics:
+        """Counts for monitoring and tests."""
+
+    @property
+    @abc.abstractmethod
+    def is_dead(self) -> bool:
+        """Whether the engine has died. False after an orderly end."""
+
+    @property
+    @abc.abstractmethod
+    def engines(self) -> Mapping[int, ReadyResponse | None]:
+        """What each engine announced, by its index; None if it announced nothing."""
+
+    @abc.abstractmethod
+    async def _open_request(self, spec: RequestSpec) -> ClientRequest: ...
+
+    @abc.abstractmethod
+    def _close_request(self, request: ClientRequest) -> None: ...

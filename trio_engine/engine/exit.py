@@ -1,0 +1,65 @@
+"""Leaving for good: the guard against a step that never returns, and the exit statuses.
+
+Engine. Trio cannot leave a nursery whose thread has not returned, so only the end of the process
+helps against a hanging driver call; a process that is not ours to end waits instead.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from typing import TYPE_CHECKING
+
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+logger = logging.getLogger(__name__)
+
+
+class ExitStatus(enum.IntEnum):
+    """How an engine process ends."""
+
+    STOPPED = 0
+    """It was asked to."""
+    CRASHED = 1
+    START_UP_FAILED = 2
+
+
+class ExitGuard:
+    """Ends the process when its forward thread outstays an orderly end.
+
+    Args:
+        leave: flushes the last words and ends the process with a status; must not return. None
+            where the process is not the engine's own: then the guard waits without a bound.
+    """
+
+    def __init__(self, leave: Callable[[ExitStatus], Awaitable[None]] | None) -> None:
+        self._leave = leave
+        self._armed = trio.Event()
+        self._grace_s = 0.0
+        self._status = ExitStatus.STOPPED
+        # Shielded: it must outlive the cancellation that it guards. ``disarm`` ends it.
+        self._scope = trio.CancelScope(shield=True)
+
+    async def run(self) -> None:
+        """Sleeps until armed, then for the grace, then leaves unless disarmed meanwhile."""
+        with self._scope:
+            await self._armed.wait()
+            await trio.sleep(self._grace_s)
+            if self._leave is None:
+                logger.warning("forward_thread_busy waiting=unbounded")
+                return
+            logger.error("forward_thread_stuck grace_s=%s", self._grace_s)
+            await self._leave(self._status)
+
+    def arm(self, grace_s: float, status: ExitStatus) -> None:
+        """Starts the countdown; a second call changes nothing."""
+        if not self._armed.is_set():
+            self._grace_s, self._status = grace_s, status
+            self._armed.set()
+
+    def disarm(self) -> None:
+        """The forward thread has returned, or never started."""
+        self._scope.cancel()

@@ -1,0 +1,216 @@
+"""The one thread that owns the device, and the way to it and back.
+
+Engine. Plans and commands go by a ``SimpleQueue``, the one place where a thread must wait; results
+come back by ``run_sync_soon`` into a deque of at most two. One thread for the engine's whole
+life: a ``to_thread`` round trip per step costs 100-300 µs (design note ``pipeline.md``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import logging
+import queue
+from collections import deque
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import trio
+
+from trio_engine.core.plan import DeviceCommand, ExecutorProperties, StepPlan, StepResult
+from trio_engine.errors import RequestStepError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from trio_engine.executor.base import Executor
+
+logger = logging.getLogger(__name__)
+
+
+class _Order(enum.Enum):
+    COLLECT = "collect"
+    """No plan follows for now: wait for the launched one instead of for another to launch."""
+    STOP = "stop"
+
+
+class StepFailed(msgspec.Struct, frozen=True):
+    """A plan failed because of some of its rows; plans behind it were or will be dropped."""
+
+    plan_id: int
+    error: RequestStepError
+
+
+class CommandDone(msgspec.Struct, frozen=True):
+    """The answer to a command; ``error`` is None if it went well."""
+
+    command_id: int
+    value: Any = None
+    error: Exception | None = None
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """The executor is ready."""
+
+    properties: ExecutorProperties
+
+
+class Broken(msgspec.Struct, frozen=True):
+    """The executor raised what ends the engine; the thread has ended."""
+
+    error: BaseException
+
+
+ForwardEvent = Loaded | StepResult | StepFailed | CommandDone | Broken
+
+
+class ForwardThread:
+    """Hands plans to an executor and events back. Made by ``open_forward_thread``.
+
+    Attributes:
+        events: what came back, oldest first; the step loop takes them out.
+    """
+
+    def __init__(self, executor: Executor, on_event: Callable[[], object]) -> None:
+        self.events: deque[ForwardEvent] = deque()
+        self._executor = executor
+        self._on_event = on_event
+        self._orders: queue.SimpleQueue[StepPlan | DeviceCommand | _Order] = queue.SimpleQueue()
+        self._is_stopping = False
+        # Plans launched and not collected; the thread's own.
+        self._launched: deque[StepPlan] = deque()
+        # After a failed plan, those behind it are dropped until one starts anew.
+        self._drops_plans = False
+
+    @property
+    def launches_ahead(self) -> bool:
+        """Whether a plan waits in the executor for the next one: see ``nudge``."""
+        return self._executor.launches_ahead
+
+    def submit(self, item: StepPlan | DeviceCommand) -> None:
+        """Queues a plan or a command; at most two plans are unsettled at any time."""
+        self._orders.put(item)
+
+    def nudge(self) -> None:
+        """Says that no plan follows for now. Only for executors that launch ahead."""
+        self._orders.put(_Order.COLLECT)
+
+    def stop(self) -> None:
+        """Ends the thread after the step that it is in; what is queued is dropped."""
+        self._is_stopping = True
+        self._orders.put(_Order.STOP)
+
+    def run(self, token: trio.lowlevel.TrioToken) -> None:
+        """The thread's body: load, then serve until stopped, then release the device."""
+        try:
+            self._deliver(token, Loaded(self._executor.load()))
+            while not self._is_stopping:
+                self._serve(token)
+        except BaseException as error:
+            # Also SystemExit and the like of a foreign library: the engine must hear of it, and
+            # there is no one above on this thread.
+            self._deliver(token, Broken(error))
+        finally:
+            self._shut_down()
+
+    def _serve(self, token: trio.lowlevel.TrioToken) -> None:
+        room = 2 if self._executor.launches_ahead else 1
+        if len(self._launched) >= room:
+            self._collect(token)
+            return
+        order = self._orders.get()
+        if self._is_stopping:
+            return
+        if isinstance(order, StepPlan):
+            self._launch(token, order)
+        elif isinstance(order, DeviceCommand):
+            self._command(token, order)
+        elif order is _Order.COLLECT and self._launched:
+            self._collect(token)
+
+    def _launch(self, token: trio.lowlevel.TrioToken, plan: StepPlan) -> None:
+        if self._drops_plans and not plan.reset:
+            return
+        self._drops_plans = False
+        try:
+            self._executor.launch(plan)
+        except RequestStepError as error:
+            # Plans before it are good and settle first. If one of them fails now, this plan
+            # stands behind a failed one and is not worth a word.
+            while self._launched:
+                if not self._collect(token):
+                    return
+            self._fail(token, plan, error)
+        else:
+            self._launched.append(plan)
+
+    def _collect(self, token: trio.lowlevel.TrioToken) -> bool:
+        plan = self._launched.popleft()
+        try:
+            result = self._executor.collect()
+        except RequestStepError as error:
+            self._fail(token, plan, error)
+            return False
+        self._deliver(token, result)
+        return True
+
+    def _fail(
+        self, token: trio.lowlevel.TrioToken, plan: StepPlan, error: RequestStepError
+    ) -> None:
+        self._drops_plans = True
+        for _ in self._launched:
+            with contextlib.suppress(RequestStepError):
+                self._executor.collect()
+        self._launched.clear()
+        self._deliver(token, StepFailed(plan.plan_id, error))
+
+    def _command(self, token: trio.lowlevel.TrioToken, command: DeviceCommand) -> None:
+        try:
+            value = self._executor.command(command)
+        except Exception as error:
+            self._deliver(token, CommandDone(command.command_id, error=error))
+        else:
+            self._deliver(token, CommandDone(command.command_id, value))
+
+    def _shut_down(self) -> None:
+        try:
+            self._executor.shutdown()
+        except Exception:
+            logger.exception("executor_shutdown_failed")
+
+    def _deliver(self, token: trio.lowlevel.TrioToken, event: ForwardEvent) -> None:
+        # An exception inside the callback would end Trio: it only appends and wakes.
+        with contextlib.suppress(trio.RunFinishedError):
+            token.run_sync_soon(self._receive, event)
+
+    def _receive(self, event: ForwardEvent) -> None:
+        self.events.append(event)
+        self._on_event()
+
+
+@asynccontextmanager
+async def open_forward_thread(
+    executor: Executor, on_event: Callable[[], object]
+) -> AsyncGenerator[ForwardThread]:
+    """Runs an executor on a thread of its own for the length of the block.
+
+    ``on_event`` is called on Trio's thread after each event was put into ``events``. The first
+    event is ``Loaded`` or ``Broken``.
+
+    Cancellation: a running step or load cannot be interrupted; the block is left when it returns.
+    """
+    thread = ForwardThread(executor, on_event)
+    token = trio.lowlevel.current_trio_token()
+    # Its own limiter: a service's to_thread calls must never wait for the engine or it for them.
+    limiter = trio.CapacityLimiter(1)
+
+    async def run() -> None:
+        await trio.to_thread.run_sync(thread.run, token, limiter=limiter)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run, name="forward thread")
+        try:
+            yield thread
+        finally:
+            thread.stop()

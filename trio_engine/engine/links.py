@@ -1,0 +1,116 @@
+"""The links to all clients: their sockets, their reader and writer tasks, and the last words.
+
+Engine. Readers live in the work nursery and end with it; writers live outside of it, each under a
+shield of its own that only the deadline for the last words ends.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import trio
+
+from trio_engine.engine.doorbell import Doorbell
+from trio_engine.engine.pumps import read_requests, write_outputs
+from trio_engine.transport.socket import SocketKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from trio_engine.core.outbox import Outbox
+    from trio_engine.engine.step_loop import StepLoop
+    from trio_engine.transport.context import ZmqContext
+    from trio_engine.transport.socket import ZmqSocket
+    from trio_engine.wire.messages import EngineZmqAddresses
+
+# Few messages may hide in ZeroMQ: behind them outputs merge in the outbox, whose size is bounded.
+OUTPUT_SEND_HWM = 16
+
+
+class _Writer(msgspec.Struct, eq=False):
+    """One client's way out: ``scope`` shields its task, ``doorbell`` wakes and ends it."""
+
+    doorbell: Doorbell
+    scope: trio.CancelScope
+    done: trio.Event
+
+
+class ClientLinks:
+    """Connections to every client that INIT named.
+
+    Args:
+        context: of the sockets.
+        identity: routing identity of the input sockets.
+        clock: of message timestamps.
+        linger_s: how long sent messages may outlive the engine's last wait for them.
+    """
+
+    def __init__(
+        self, context: ZmqContext, identity: bytes, *, clock: Callable[[], float], linger_s: float
+    ) -> None:
+        self._context = context
+        self._identity = identity
+        self._clock = clock
+        self._linger_s = linger_s
+        self._writers: list[_Writer] = []
+
+    async def open(
+        self,
+        addresses: EngineZmqAddresses,
+        loop: StepLoop,
+        announcement: bytes,
+        *,
+        readers: trio.Nursery,
+        writers: trio.Nursery,
+    ) -> None:
+        """Connects, starts all tasks, and announces the engine on each input.
+
+        Raises:
+            ConfigError: an address cannot be connected to.
+        """
+        outboxes: Sequence[Outbox] = loop.core.outboxes
+        for outbox, address in zip(outboxes, addresses.outputs, strict=True):
+            socket = self._context.socket(
+                SocketKind.PUSH, send_hwm=OUTPUT_SEND_HWM, linger_s=self._linger_s
+            )
+            socket.connect(address)
+            writer = _Writer(Doorbell(), trio.CancelScope(shield=True), trio.Event())
+            self._writers.append(writer)
+            writers.start_soon(self._write, writer, socket, outbox, name=f"writer {address}")
+        for index, address in enumerate(addresses.inputs):
+            socket = self._context.socket(SocketKind.DEALER, identity=self._identity, receive_hwm=0)
+            socket.connect(address)
+            # A ROUTER cannot send to a peer that has not spoken first.
+            await socket.send([announcement])
+            readers.start_soon(
+                read_requests,
+                socket,
+                index,
+                loop.input_channel,
+                loop.doorbell,
+                name=f"reader {address}",
+            )
+
+    def ring(self, client_index: int) -> None:
+        """Has a client's writer look into its outbox."""
+        self._writers[client_index].doorbell.ring()
+
+    def close(self, flush_timeout_s: float) -> None:
+        """Lets the writers send what is left and end, at the latest after the timeout."""
+        deadline = trio.current_time() + flush_timeout_s
+        for writer in self._writers:
+            writer.scope.deadline = min(writer.scope.deadline, deadline)
+            writer.doorbell.close()
+
+    async def wait_flushed(self) -> None:
+        """Returns when every writer has ended; after ``close`` that is within its timeout."""
+        for writer in self._writers:
+            await writer.done.wait()
+
+    async def _write(self, writer: _Writer, socket: ZmqSocket, outbox: Outbox) -> None:
+        try:
+            with writer.scope:
+                await write_outputs(socket, outbox, writer.doorbell, self._clock)
+        finally:
+            writer.done.set()

@@ -1,0 +1,73 @@
+"""The tasks between sockets and the step loop: one reader and one writer for each client.
+
+Engine. They move messages and decide nothing; what cannot be decoded is passed on as such.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from trio_engine.engine.step_loop import Arrival
+from trio_engine.wire.codec import OutputsEncoder, RequestDecoder, UndecodableRequest
+from trio_engine.wire.messages import ENGINE_CORE_DEAD
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trio_engine.core.outbox import Outbox
+    from trio_engine.engine.doorbell import Doorbell
+    from trio_engine.transport.socket import ZmqSocket
+
+# Messages decoded between two checkpoints: about 1 ms of work, so that a burst of requests does
+# not keep the step loop from its turn.
+MAX_MESSAGES_PER_SLICE = 32
+
+
+async def read_requests(
+    socket: ZmqSocket,
+    client_index: int,
+    channel: trio.MemorySendChannel[list[Arrival]],
+    doorbell: Doorbell,
+) -> None:
+    """Decodes what comes from one client and hands it to the step loop, for ever.
+
+    Cancellation: messages decoded but not taken by the channel are lost; the engine ends then.
+    """
+    decoder = RequestDecoder()
+
+    def decode(frames: list[bytes | memoryview]) -> Arrival:
+        try:
+            return Arrival(client_index, decoder.decode(frames))
+        except UndecodableRequest as error:
+            return Arrival(client_index, error)
+
+    while True:
+        messages = await socket.receive_many(MAX_MESSAGES_PER_SLICE)
+        await channel.send([decode(frames) for frames in messages])
+        doorbell.ring()
+
+
+async def write_outputs(
+    socket: ZmqSocket, outbox: Outbox, doorbell: Doorbell, clock: Callable[[], float]
+) -> None:
+    """Sends whatever is in a client's outbox, until the doorbell is closed.
+
+    The death notice, if there is one, is the last message.
+
+    Cancellation: what was taken from the outbox and not sent is lost; only the deadline for the
+    last words cancels a writer.
+    """
+    encoder = OutputsEncoder()
+    while True:
+        try:
+            await doorbell.wait()
+        except trio.EndOfChannel:
+            break
+        for message in outbox.take(clock()):
+            await socket.send(encoder.encode(message))
+    for message in outbox.take(clock()):
+        await socket.send(encoder.encode(message))
+    if outbox.is_dead:
+        await socket.send([ENGINE_CORE_DEAD])

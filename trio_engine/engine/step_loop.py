@@ -1,0 +1,275 @@
+"""The step loop: the one task that touches the core, with one await, its doorbell.
+
+Engine. Each turn takes in all messages and results that have come, plans as far as the pipeline
+allows, and rings the writers. It never polls and never waits for a send.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import trio
+
+from trio_engine.core.plan import DeviceCommand, StepResult
+from trio_engine.engine.forward_thread import Broken, CommandDone, Loaded, StepFailed
+from trio_engine.errors import StepError
+from trio_engine.outputs import UtilityOutput
+from trio_engine.requests import EngineCoreRequest
+from trio_engine.wire.codec import UndecodableRequest
+from trio_engine.wire.messages import AbortRequest, EngineCoreMessage, UtilityCall
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from trio_engine.core.engine_core import EngineCore
+    from trio_engine.engine.doorbell import Doorbell
+    from trio_engine.engine.forward_thread import ForwardEvent, ForwardThread
+
+logger = logging.getLogger(__name__)
+
+SHUTTING_DOWN = "Server shutting down"
+
+# Lists of messages between readers and loop. The loop empties it each turn, so it fills only
+# while one turn computes; a full one makes readers wait, and ZeroMQ then holds the backlog.
+INPUT_CHANNEL_LISTS = 8
+
+
+class Arrival(msgspec.Struct):
+    """A message and the client by whose socket it came, or what could be read of a bad one."""
+
+    client_index: int
+    message: EngineCoreMessage | UndecodableRequest
+
+
+class StepLoop:
+    """Moves messages, plans, results and outputs around one core.
+
+    Args:
+        core: the core; no other task touches it while ``run`` runs.
+        forward: the thread of the executor that the core was made for; its events must ring
+            ``doorbell``.
+        pipeline_depth: plans in flight, 1 or 2.
+        doorbell: rung whenever there may be something to do.
+        on_output: called with a client's index when its outbox has something new.
+
+    Attributes:
+        doorbell: as given.
+        input_channel: where readers put what came.
+        start_utility_call: takes a utility call; set by who owns the calls' nursery.
+    """
+
+    def __init__(
+        self,
+        core: EngineCore,
+        forward: ForwardThread,
+        *,
+        pipeline_depth: int,
+        doorbell: Doorbell,
+        on_output: Callable[[int], object],
+    ) -> None:
+        self.core = core
+        self.start_utility_call: Callable[[UtilityCall], object] = self._refuse_utility_call
+        self._forward = forward
+        self._pipeline_depth = pipeline_depth
+        self.doorbell = doorbell
+        self._on_output = on_output
+        self._is_draining = False
+        self._num_holds = 0
+        self._num_submitted = 0
+        self._num_nudged = 0
+        self._num_commands = 0
+        self._commands: dict[int, _PendingCommand] = {}
+        # Tasks that wait for a moment without plans in flight.
+        self._settled = trio.lowlevel.ParkingLot()
+        self._input: trio.MemoryReceiveChannel[list[Arrival]]
+        self.input_channel, self._input = trio.open_memory_channel[list[Arrival]](
+            INPUT_CHANNEL_LISTS
+        )
+
+    async def run(self) -> None:
+        """Works until a drain is complete.
+
+        Raises:
+            StepError: the executor failed; the engine must end.
+
+        Cancellation: between two turns; what is in flight is left to the forward thread. Call
+        ``abort_all`` then, so that every request has an end.
+        """
+        while not (self._is_draining and not self.core.has_requests):
+            self._turn()
+            await self.doorbell.wait()
+
+    def start_draining(self) -> None:
+        """New requests and utility calls are refused from now on; ends ``run`` when all is done."""
+        self._is_draining = True
+        self.core.start_draining()
+        self.doorbell.ring()
+
+    def abort_all(self) -> None:
+        """Ends every request by an ABORT output, after ``run`` has been left."""
+        self.core.start_draining()
+        self._take_input()
+        self.core.abort_all()
+        self._ring_writers()
+
+    def answer(self, client_index: int, output: UtilityOutput) -> None:
+        """Puts a utility answer into its client's outbox."""
+        self.core.outboxes[client_index].put_utility_output(output)
+        self._on_output(client_index)
+
+    async def wait_quiescent(self) -> None:
+        """Returns when a pause has come to rest. Cancellation: nothing is left behind."""
+        await trio.lowlevel.checkpoint()
+        while not self.core.is_quiescent:
+            await self._settled.park()
+
+    @asynccontextmanager
+    async def planning_stopped(self) -> AsyncGenerator[None]:
+        """A block in which no plan is in flight and none is made (rule 7).
+
+        Cancellation: planning goes on.
+        """
+        self._num_holds += 1
+        try:
+            while self.core.num_plans_in_flight:
+                await self._settled.park()
+            yield
+        finally:
+            self._num_holds -= 1
+            self.doorbell.ring()
+
+    async def run_command(self, method: str, *args: Any) -> Any:
+        """Has the executor do something between two plans, and returns what it returned.
+
+        Raises:
+            Exception: what the executor raised.
+
+        Cancellation: the command may still run; its answer is dropped.
+        """
+        async with self.planning_stopped():
+            pending = _PendingCommand()
+            command_id = self._num_commands
+            self._num_commands += 1
+            self._commands[command_id] = pending
+            try:
+                self._forward.submit(DeviceCommand(command_id=command_id, method=method, args=args))
+                done = await pending.wait()
+            finally:
+                del self._commands[command_id]
+        if done.error is not None:
+            raise done.error
+        return done.value
+
+    # One turn
+
+    def _turn(self) -> None:
+        self._take_input()
+        self._take_events()
+        self._plan()
+        if not self.core.num_plans_in_flight:
+            self.core.flush_stats()
+            self._settled.unpark_all()
+        self._ring_writers()
+
+    def _take_input(self) -> None:
+        while True:
+            try:
+                arrivals = self._input.receive_nowait()
+            except trio.WouldBlock:
+                return
+            for arrival in arrivals:
+                self._take(arrival)
+
+    def _take(self, arrival: Arrival) -> None:
+        message = arrival.message
+        if isinstance(message, EngineCoreRequest):
+            self.core.add(message)
+        elif isinstance(message, AbortRequest):
+            self.core.abort(arrival.client_index, message.request_ids)
+        elif isinstance(message, UtilityCall):
+            self._take_utility_call(message)
+        elif isinstance(message, UndecodableRequest):
+            self._take_undecodable(arrival.client_index, message)
+        else:
+            logger.warning("message_dropped kind=%s", type(message).__name__)
+
+    def _take_utility_call(self, call: UtilityCall) -> None:
+        if not 0 <= call.client_index < len(self.core.outboxes):
+            logger.warning("call_dropped method=%r client=%d", call.method, call.client_index)
+        elif self._is_draining:
+            self._refuse_utility_call(call)
+        else:
+            self.start_utility_call(call)
+
+    def _refuse_utility_call(self, call: UtilityCall) -> None:
+        self.answer(call.client_index, UtilityOutput(call.call_id, failure_message=SHUTTING_DOWN))
+
+    def _take_undecodable(self, client_index: int, error: UndecodableRequest) -> None:
+        logger.warning("message_undecodable client=%d reason='%s'", client_index, error)
+        if error.request_id is not None:
+            self.core.refuse(client_index, error.request_id, is_pooling=error.is_pooling)
+        if error.call_id is not None:
+            failure = f"Call failed: {error}"
+            self.answer(client_index, UtilityOutput(error.call_id, failure_message=failure))
+
+    def _take_events(self) -> None:
+        while self._forward.events:
+            self._take_event(self._forward.events.popleft())
+
+    def _take_event(self, event: ForwardEvent) -> None:
+        if isinstance(event, StepResult):
+            self.core.update(event)
+        elif isinstance(event, StepFailed):
+            self.core.fail(event.plan_id, event.error)
+        elif isinstance(event, CommandDone):
+            pending = self._commands.get(event.command_id)
+            if pending is not None:
+                pending.finish(event)
+        elif isinstance(event, Broken):
+            ids = self.core.running_request_ids
+            raise StepError(f"the executor failed while it ran {ids}") from event.error
+        else:
+            assert not isinstance(event, Loaded), "loaded twice"
+
+    def _plan(self) -> None:
+        if self._num_holds == 0:
+            while self.core.num_plans_in_flight < self._pipeline_depth:
+                plan = self.core.schedule()
+                if plan is None:
+                    break
+                self._forward.submit(plan)
+                self._num_submitted += 1
+        self._nudge_if_last()
+
+    def _nudge_if_last(self) -> None:
+        """Tells an executor that launches ahead not to wait for a plan behind the one it has."""
+        if not self._forward.launches_ahead or self.core.num_plans_in_flight != 1:
+            return
+        if self._num_nudged != self._num_submitted:  # once for each plan is enough
+            self._num_nudged = self._num_submitted
+            self._forward.nudge()
+
+    def _ring_writers(self) -> None:
+        for outbox in self.core.outboxes:
+            if not outbox.is_empty:
+                self._on_output(outbox.client_index)
+
+
+class _PendingCommand:
+    """Where a task waits for the answer to its command."""
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+        self._done: CommandDone | None = None
+
+    def finish(self, done: CommandDone) -> None:
+        self._done = done
+        self._event.set()
+
+    async def wait(self) -> CommandDone:
+        await self._event.wait()
+        assert self._done is not None
+        return self._done

@@ -1,0 +1,163 @@
+"""Utility calls: a fixed table of methods, typed arguments, answers now or later.
+
+Engine. A handler is called by the step loop in the order of messages, so what it does at once
+comes before whatever its client sent next; an awaitable that it returns goes on as a task.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import typing
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import trio
+
+from trio_engine.errors import EngineError, ProtocolError, RequestError
+from trio_engine.outputs import EngineCoreOutputs, UtilityOutput, UtilityResult
+from trio_engine.requests import SERVED_TASK, PauseMode
+from trio_engine.wire.codec import OutputsEncoder
+
+if TYPE_CHECKING:
+    from trio_engine.engine.step_loop import StepLoop
+    from trio_engine.wire.messages import UtilityCall
+
+UtilityHandler = Callable[..., Any]
+"""Takes a call's arguments, returns the result or an awaitable of it."""
+
+
+class UtilityMethod:
+    """A handler and the types of its arguments.
+
+    Args:
+        name: by which it is called.
+        handler: with positional parameters; annotated ones are converted by msgspec.
+    """
+
+    def __init__(self, name: str, handler: UtilityHandler) -> None:
+        self._name = name
+        self._handler = handler
+        self._signature = inspect.signature(handler)
+        hints = typing.get_type_hints(handler)
+        self._types = [hints.get(parameter, Any) for parameter in self._signature.parameters]
+
+    def __call__(self, args: list[Any]) -> Any:
+        """Calls the handler; RequestError if the arguments do not fit it."""
+        if len(args) > len(self._types):
+            raise RequestError(f"takes at most {len(self._types)} arguments, got {len(args)}")
+        try:
+            values = [
+                msgspec.convert(value, wanted)
+                for value, wanted in zip(args, self._types, strict=False)
+            ]
+            bound = self._signature.bind(*values)
+        except (TypeError, msgspec.ValidationError) as error:
+            raise RequestError(str(error)) from error
+        return self._handler(*bound.args)
+
+
+class UtilityCalls:
+    """Answers utility calls of an engine.
+
+    Args:
+        loop: into whose outboxes the answers go.
+        nursery: of tasks that wait for later results; cancelled when the engine ends.
+        extra: methods of the library's user, by name; they may replace built-in ones.
+    """
+
+    def __init__(
+        self, loop: StepLoop, nursery: trio.Nursery, extra: Mapping[str, UtilityHandler]
+    ) -> None:
+        self._loop = loop
+        self._nursery = nursery
+        self._encoder = OutputsEncoder()
+        handlers = {**built_in_methods(loop), **extra}
+        self._methods = {name: UtilityMethod(name, handler) for name, handler in handlers.items()}
+
+    def start(self, call: UtilityCall) -> None:
+        """Calls a method and answers, at once or by a task. Never raises for what it is sent."""
+        method = self._methods.get(call.method)
+        try:
+            if method is None:
+                raise RequestError("this engine has no such method")
+            result = method(call.args)
+        except Exception as error:
+            self._answer_failure(call, error)
+            return
+        if inspect.isawaitable(result):
+            self._nursery.start_soon(self._finish, call, result, name=f"utility {call.method}")
+        else:
+            self._answer(call, result)
+
+    async def _finish(self, call: UtilityCall, pending: Awaitable[Any]) -> None:
+        try:
+            result = await pending
+        except Exception as error:
+            self._answer_failure(call, error)
+        else:
+            self._answer(call, result)
+
+    def _answer(self, call: UtilityCall, result: Any) -> None:
+        output = UtilityOutput(call.call_id, result=UtilityResult(None, result))
+        try:
+            # In an outbox it would be the writer that meets what cannot be encoded.
+            self._encoder.encode(EngineCoreOutputs(utility_output=output))
+        except ProtocolError as error:
+            self._answer_failure(call, error)
+        else:
+            self._loop.answer(call.client_index, output)
+
+    def _answer_failure(self, call: UtilityCall, error: Exception) -> None:
+        reason = str(error) if isinstance(error, EngineError) else repr(error)
+        failure = f"Call to {call.method} method failed: {reason}"
+        self._loop.answer(call.client_index, UtilityOutput(call.call_id, failure_message=failure))
+
+
+def built_in_methods(loop: StepLoop) -> dict[str, UtilityHandler]:
+    """The methods of protocol.md that an engine without adapters and sleep can serve."""
+    core = loop.core
+
+    async def finish_pause(clear_cache: bool) -> None:
+        await loop.wait_quiescent()
+        if clear_cache:
+            async with loop.planning_stopped():
+                core.preempt_all()
+
+    def pause_scheduler(mode: PauseMode = PauseMode.ABORT, clear_cache: bool = True) -> Any:
+        core.pause(mode)
+        return finish_pause(clear_cache)
+
+    async def reset_prefix_cache(
+        reset_running: bool = False, reset_connector: bool = False
+    ) -> bool:
+        async with loop.planning_stopped():
+            if reset_running:
+                core.preempt_all()
+            return not core.has_running_blocks
+
+    async def collective_rpc(
+        method: str,
+        limit_s: float | None = None,
+        args: list[Any] | None = None,
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[Any]:
+        if kwargs:
+            raise RequestError(f"kwargs must be empty, got {kwargs!r}")
+        with trio.fail_after(math.inf if limit_s is None else limit_s):
+            return [await loop.run_command(method, *(args or ()))]
+
+    return {
+        "get_supported_tasks": lambda: [SERVED_TASK],
+        # There are no multimodal inputs and no encoder, so these caches are always empty.
+        "reset_mm_cache": lambda: None,
+        "reset_encoder_cache": lambda: None,
+        "reset_prefix_cache": reset_prefix_cache,
+        "pause_scheduler": pause_scheduler,
+        "resume_scheduler": core.resume,
+        "is_scheduler_paused": lambda: core.is_paused,
+        "is_sleeping": lambda: core.is_paused,
+        "list_loras": lambda: set[int](),
+        "collective_rpc": collective_rpc,
+    }

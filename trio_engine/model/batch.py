@@ -1,0 +1,163 @@
+"""Cuts the batch of one step out of the persistent rows.
+
+Layer: model. All of it is array work on the host; the results go to the device without waiting.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trio_engine.model.attention import AttentionView, RowLayout, attention_view
+from trio_engine.model.device import to_device
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from trio_engine.model.config import ModelConfig
+    from trio_engine.model.kv_cache import KVCache
+    from trio_engine.model.rows import Rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What the decoder computes in one step; rows that compute one token come first.
+
+    Attributes:
+        token_ids: ``[num_tokens]`` int64.
+        positions: ``[num_tokens]`` int64, of each token in its row.
+        slots: ``[num_tokens]`` int64, where each token's KV goes.
+        sampling_tokens: ``[num_sampling]`` int64, indices of the tokens whose successor is drawn;
+            None if there are none.
+        full: attention of layers that see everything.
+        sliding: attention of layers with a window. Where a model has but one kind of layers, both
+            are its kind's.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    sampling_tokens: Tensor | None
+    full: AttentionView
+    sliding: AttentionView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLayout:
+    """The rows of one step in the batch's order, as host arrays.
+
+    Attributes:
+        order: ``[num_rows]``: the plan's index of each row of the batch.
+        slots: ``[num_rows]``: the rows' places.
+        counts: ``[num_rows]``: tokens that each computes.
+        starts: ``[num_rows + 1]``: where its tokens start in the batch.
+        sampling: indices of the rows whose last token is computed.
+    """
+
+    order: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    sampling: NDArray[np.int64]
+
+
+def lay_out(rows: Rows, slots: NDArray[np.int64], counts: NDArray[np.int64]) -> StepLayout:
+    """Orders a step's rows: decoding ones first, by length, so that neighbours pad little."""
+    order = np.lexsort((rows.num_computed[slots], counts > 1))
+    slots, counts = slots[order], counts[order]
+    starts = np.concatenate(([0], np.cumsum(counts)))
+    samples = rows.num_computed[slots] + counts == rows.num_tokens[slots]
+    return StepLayout(
+        order=order, slots=slots, counts=counts, starts=starts, sampling=np.flatnonzero(samples)
+    )
+
+
+class BatchBuilder:
+    """Builds batches for one cache and device.
+
+    Args:
+        rows: the persistent rows.
+        cache: gives block size and the bytes of a block.
+        model: which layers slide, and their window.
+        device: of the batches.
+        dtype: of the model's weights.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        cache: KVCache,
+        model: ModelConfig,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self._rows = rows
+        self._cache = cache
+        self._model = model
+        self._device = device
+        self._dtype = dtype
+
+    def build(self, layout: StepLayout, last_tokens: Tensor | None = None) -> Batch:
+        """Builds a step's batch.
+
+        Args:
+            layout: of the step.
+            last_tokens: ``[max_num_seqs]`` int64 on the device: the newest token of each row. Read
+                for rows whose newest token the host does not know; None if it knows all.
+        """
+        rows, block_size = self._rows, self._cache.shape.block_size
+        token_slots = np.repeat(layout.slots, layout.counts)
+        origins = rows.num_computed[layout.slots] - layout.starts[:-1]
+        positions = np.arange(token_slots.size) + np.repeat(origins, layout.counts)
+        blocks = rows.block_tables[token_slots, positions // block_size].astype(np.int64)
+        kv_slots = blocks * block_size + positions % block_size
+        token_ids = to_device(rows.token_ids[token_slots, positions].astype(np.int64), self._device)
+        if last_tokens is not None:
+            unsettled = np.flatnonzero(positions >= rows.num_settled[token_slots])
+            self._fill_in(token_ids, unsettled, token_slots[unsettled], last_tokens)
+        full, sliding = self._views(layout)
+        return Batch(
+            token_ids=token_ids,
+            positions=to_device(positions, self._device),
+            slots=to_device(kv_slots, self._device),
+            sampling_tokens=self._sampling_tokens(layout),
+            full=full,
+            sliding=sliding,
+        )
+
+    def _fill_in(
+        self,
+        token_ids: Tensor,
+        indices: NDArray[np.int64],
+        slots: NDArray[np.int64],
+        last_tokens: Tensor,
+    ) -> None:
+        if indices.size:
+            newest = last_tokens.index_select(0, to_device(slots, self._device))
+            token_ids.index_copy_(0, to_device(indices, self._device), newest)
+
+    def _sampling_tokens(self, layout: StepLayout) -> Tensor | None:
+        if not layout.sampling.size:
+            return None
+        return to_device(layout.starts[layout.sampling + 1] - 1, self._device)
+
+    def _views(self, layout: StepLayout) -> tuple[AttentionView, AttentionView]:
+        rows = RowLayout(
+            starts=layout.starts,
+            ends=self._rows.num_computed[layout.slots] + layout.counts,
+            num_decodes=int((layout.counts == 1).sum()),
+            block_tables=self._rows.block_tables[layout.slots],
+        )
+        # Laid out only for layers that exist: many models have one kind.
+        slides = self._model.layer_is_sliding
+        full = None if all(slides) else self._view(rows, None)
+        sliding = self._view(rows, self._model.sliding_window) if any(slides) else full
+        assert sliding is not None
+        return full or sliding, sliding
+
+    def _view(self, rows: RowLayout, window: int | None) -> AttentionView:
+        return attention_view(rows, window, self._cache, self._device, self._dtype)

@@ -1,0 +1,102 @@
+"""One decoder for Llama, Mistral, Qwen2 and Qwen3, which differ only by configuration.
+
+Layer: model. Computes; what is computed and where its KV goes is in the ``Batch``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch.nn import functional
+
+from trio_engine.model.attention import attend
+from trio_engine.model.linear import linear
+from trio_engine.model.rope import RotaryEmbedding, Rotation, rotate_
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trio_engine.model.batch import Batch
+    from trio_engine.model.config import ModelConfig
+    from trio_engine.model.kv_cache import KVCache
+    from trio_engine.model.weights import DecoderWeights, LayerWeights
+
+
+class Decoder:
+    """A decoder-only transformer over a paged KV cache.
+
+    Call it under ``torch.inference_mode``.
+
+    Args:
+        config: shape and constants.
+        weights: loaded for it; their type and device are the decoder's.
+
+    Attributes:
+        config: as given.
+        device: where weights, batches and KV cache live.
+        dtype: of weights and KV cache.
+    """
+
+    def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
+        self.config = config
+        self.device = weights.embedding.device
+        self.dtype = weights.embedding.dtype
+        self._weights = weights
+        self._rope = RotaryEmbedding(config.rope, config.head_dim, self.device, self.dtype)
+        self._num_query_key_heads = config.num_heads + config.num_kv_heads
+
+    def forward(self, batch: Batch, cache: KVCache) -> Tensor | None:
+        """Computes a batch, writes its keys and values, and scores what follows.
+
+        Args:
+            batch: tokens, positions, KV slots and which of them sample.
+            cache: holds the KV of every earlier token of each row.
+
+        Returns:
+            ``[num_sampling, vocab]`` float32, in the order of ``batch.sampling_tokens``; None if
+            nothing samples.
+        """
+        hidden = functional.embedding(batch.token_ids, self._weights.embedding)
+        rotation = self._rope.rotation(batch.positions)
+        for index, layer in enumerate(self._weights.layers):
+            hidden += self._attention(index, layer, hidden, rotation, batch, cache)
+            hidden += self._mlp(layer, hidden)
+        if batch.sampling_tokens is None:
+            return None
+        return self._head(hidden.index_select(0, batch.sampling_tokens))
+
+    def _attention(
+        self,
+        index: int,
+        layer: LayerWeights,
+        hidden: Tensor,
+        rotation: Rotation,
+        batch: Batch,
+        cache: KVCache,
+    ) -> Tensor:
+        config = self.config
+        heads = linear(self._norm(hidden, layer.input_norm), layer.qkv, layer.qkv_bias)
+        heads = heads.view(hidden.shape[0], -1, config.head_dim)
+        queries_keys = heads[:, : self._num_query_key_heads]
+        if layer.qk_norm is not None:
+            queries_keys.copy_(self._norm(queries_keys).mul_(layer.qk_norm))
+        rotate_(queries_keys, rotation)
+        queries, keys_values = heads.split_with_sizes(
+            [config.num_heads, 2 * config.num_kv_heads], dim=1
+        )
+        keys_values = keys_values.view(hidden.shape[0], 2, config.num_kv_heads, -1)
+        cache.write(index, batch.slots, keys_values)
+        view = batch.sliding if config.layer_is_sliding[index] else batch.full
+        attended = attend(queries, keys_values, cache, index, view)
+        return linear(attended, layer.out, layer.out_bias)
+
+    def _mlp(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
+        normed = self._norm(hidden, layer.post_norm)
+        gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
+        return linear(functional.silu(gate).mul_(up), layer.down, layer.down_bias)
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        return linear(self._norm(hidden, self._weights.final_norm), self._weights.head).float()
+
+    def _norm(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
+        return functional.rms_norm(x, (x.shape[-1],), weight, self.config.rms_norm_eps)

@@ -1,0 +1,94 @@
+"""A launched step, until the host knows what it sampled.
+
+Layer: model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from trio_engine.core.plan import NO_TOKEN, StepPlan, StepResult
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from trio_engine.model.rows import Rows
+    from trio_engine.model.sampler import SampledTokens
+
+
+class SampledOnHost:
+    """Sampled tokens on their way to the host."""
+
+    def __init__(self, sampled: SampledTokens) -> None:
+        self._token_ids = sampled.token_ids.to("cpu", non_blocking=True)
+        self._num_nans = sampled.num_nans
+        self._arrived: torch.cuda.Event | None = None
+        if sampled.num_nans is not None:
+            self._num_nans = sampled.num_nans.to("cpu", non_blocking=True)
+        if sampled.token_ids.is_cuda:
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record()
+
+    def wait(self) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+        """Tokens, and NaNs of each row or None."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        num_nans = None if self._num_nans is None else self._num_nans.numpy()
+        return self._token_ids.numpy(), num_nans
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledRows:
+    """The rows of a step that sample, and which token of theirs it is."""
+
+    plan_indices: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    generations: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    on_host: SampledOnHost
+
+
+class StepInFlight:
+    """A step that was launched.
+
+    Args:
+        plan: of the step.
+        rows: get its tokens once they are known.
+        sampled: None if no row samples.
+    """
+
+    def __init__(self, plan: StepPlan, rows: Rows, sampled: SampledRows | None) -> None:
+        self._plan_id = plan.plan_id
+        self._slots = plan.slots
+        self._rows = rows
+        self._sampled = sampled
+        self._result: StepResult | None = None
+
+    def settle(self) -> StepResult:
+        """Waits for the device, tells the rows their tokens, and gives the result."""
+        if self._result is None:
+            self._result = self._settle()
+        return self._result
+
+    def _settle(self) -> StepResult:
+        token_ids = np.full(len(self._slots), NO_TOKEN, dtype=np.int64)
+        num_nans = None
+        if self._sampled is not None:
+            rows = self._sampled
+            values, nans = rows.on_host.wait()
+            self._rows.settle(rows.slots, rows.generations, rows.positions, values)
+            token_ids[rows.plan_indices] = values
+            num_nans = _nonzero(rows.slots, nans)
+        return StepResult(
+            plan_id=self._plan_id, token_ids=token_ids.tolist(), num_nans_in_logits=num_nans
+        )
+
+
+def _nonzero(slots: NDArray[np.int64], counts: NDArray[np.int64] | None) -> dict[int, int] | None:
+    if counts is None or not counts.any():
+        return None
+    return {slot: n for slot, n in zip(slots.tolist(), counts.tolist(), strict=True) if n}

@@ -1,0 +1,60 @@
+"""Matrix products in the form that is fastest for a batch's height.
+
+Layer: model. Nothing here changes what is computed, only the order of its sums.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Measured with torch 2.13 (MKL) on 2 AVX2 cores, float32, weight [3072, 576]: 8 rows take 2.0 ms
+# by functional.linear and 0.8 ms as weight @ x.T, 32 rows 3.4 and 2.3 ms; from 128 rows on there
+# is nothing to gain. One row of a short inner size reads the weight at 10 GB/s, padded to four
+# rows at 15.
+_MOST_ROWS = 64
+_PADDED_ROWS = 4
+_SHORT_INNER_SIZE = 1024
+_LEAST_WEIGHT_ELEMENTS = 1 << 18
+_LEAST_PADDED_WEIGHT_ELEMENTS = 1 << 20
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Computes ``x @ weight.T + bias``.
+
+    Args:
+        x: ``[num_rows, in]``, contiguous.
+        weight: ``[out, in]``, of the same type and device.
+        bias: ``[out]`` or None.
+
+    Returns:
+        ``[num_rows, out]``, contiguous.
+    """
+    if not _gains_by_swapping(x, weight):
+        return functional.linear(x, weight, bias)
+    num_rows = x.shape[0]
+    out = torch.mm(weight, _pad_rows(x).t())[:, :num_rows].t().contiguous()
+    return out if bias is None else out.add_(bias)
+
+
+def _gains_by_swapping(x: Tensor, weight: Tensor) -> bool:
+    if weight.is_cuda or weight.dtype is not torch.float32:
+        return False
+    num_rows, inner_size = x.shape
+    if num_rows == 1:
+        num_elements = weight.numel()
+        return inner_size < _SHORT_INNER_SIZE and num_elements >= _LEAST_PADDED_WEIGHT_ELEMENTS
+    return num_rows <= _MOST_ROWS and weight.numel() >= _LEAST_WEIGHT_ELEMENTS
+
+
+def _pad_rows(x: Tensor) -> Tensor:
+    if x.shape[0] >= _PADDED_ROWS:
+        return x
+    padded = x.new_zeros(_PADDED_ROWS, x.shape[1])
+    padded[: x.shape[0]] = x
+    return padded

@@ -1,0 +1,147 @@
+"""Picks the next token of every row that samples, all rows at once.
+
+Layer: model. The steps run in vLLM's order: masks, then greedy rows are done, then temperature,
+min_p, top_k, top_p and the draw. A step costs nothing unless a row asked for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trio_engine.model.device import to_device
+from trio_engine.model.draw import uniforms
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from trio_engine.model.sampling_rows import SamplingRows
+
+
+class SampledTokens(NamedTuple):
+    """What sampling gave, on the device of the logits.
+
+    Attributes:
+        token_ids: ``[num_rows]`` int64.
+        num_nans: ``[num_rows]`` int64, NaNs among each row's logits; None if known to be none.
+    """
+
+    token_ids: Tensor
+    num_nans: Tensor | None
+
+
+class Sampler:
+    """Samples by the options of the rows.
+
+    Args:
+        rows: options by slot.
+    """
+
+    def __init__(self, rows: SamplingRows) -> None:
+        self._rows = rows
+
+    def sample(
+        self, logits: Tensor, slots: NDArray[np.int64], positions: NDArray[np.int64]
+    ) -> SampledTokens:
+        """Picks one token for each row.
+
+        NaN counts as minus infinity. A row without any finite logit is drawn evenly, or gives the
+        first token if it is greedy.
+
+        Args:
+            logits: ``[num_rows, vocab]`` float32; overwritten.
+            slots: ``[num_rows]``: the rows' places.
+            positions: ``[num_rows]``: how many output tokens each row has.
+        """
+        num_nans = _drop_nans(logits)
+        self._mask_stop_tokens(logits, slots, positions)
+        token_ids = logits.argmax(dim=-1)
+        drawn = np.flatnonzero(self._rows.temperature[slots])
+        if drawn.size == slots.size:
+            token_ids = self._draw(logits, slots, positions)
+        elif drawn.size:
+            indices = to_device(drawn, logits.device)
+            some = logits.index_select(0, indices)
+            token_ids.index_copy_(0, indices, self._draw(some, slots[drawn], positions[drawn]))
+        return SampledTokens(token_ids, num_nans)
+
+    def _mask_stop_tokens(
+        self, logits: Tensor, slots: NDArray[np.int64], positions: NDArray[np.int64]
+    ) -> None:
+        masked = np.flatnonzero(positions < self._rows.min_tokens[slots])
+        if not masked.size:
+            return
+        ids = [self._rows.stop_ids(slot) for slot in slots[masked].tolist()]
+        row_indices = np.repeat(masked, [len(row_ids) for row_ids in ids])
+        places = tuple(to_device(a, logits.device) for a in (row_indices, np.concatenate(ids)))
+        logits.index_put_(places, logits.new_tensor(-torch.inf))
+
+    def _draw(
+        self, logits: Tensor, slots: NDArray[np.int64], positions: NDArray[np.int64]
+    ) -> Tensor:
+        rows, device = self._rows, logits.device
+        weights = _weights(logits, to_device(rows.temperature[slots], device))
+        min_p, top_k, top_p = rows.min_p[slots], rows.top_k[slots], rows.top_p[slots]
+        if min_p.any():
+            # The likeliest token weighs 1.
+            weights.masked_fill_(weights < to_device(min_p, device)[:, None], 0)
+        if (top_k < logits.shape[1]).any() or (top_p < 1).any():
+            _cut_tail(weights, top_k, top_p)
+        return _pick(weights, to_device(uniforms(rows.seed[slots], positions), device))
+
+
+def _drop_nans(logits: Tensor) -> Tensor | None:
+    # A maximum is NaN if anything is: one cheap pass where looking at its result costs no wait.
+    if not logits.is_cuda and not logits.amax(dim=-1).isnan().any():
+        return None
+    is_nan = logits.isnan()
+    logits.masked_fill_(is_nan, -torch.inf)
+    return is_nan.sum(dim=-1)
+
+
+def _weights(logits: Tensor, temperature: Tensor) -> Tensor:
+    """Probabilities as multiples of the largest, ``[num_rows, vocab]``."""
+    # The largest is taken off before dividing, so that nothing overflows. Infinity minus itself
+    # becomes 0: infinite logits share a row among them, as do the tokens of a row without any.
+    logits.sub_(logits.amax(dim=-1, keepdim=True)).nan_to_num_(nan=0.0, neginf=-torch.inf)
+    return logits.div_(temperature[:, None]).exp_()
+
+
+def _cut_tail(weights: Tensor, top_k: NDArray[np.int64], top_p: NDArray[np.float64]) -> None:
+    """Zeroes what lies outside a row's ``top_k`` likeliest, then outside its ``top_p`` mass.
+
+    The token that reaches the mass is kept. Equally likely tokens stay or go together, so that
+    the cut does not depend on how a device sorts.
+    """
+    device = weights.device
+    most = int(top_k.max())
+    ordered = weights.topk(most).values if most < weights.shape[1] else _descending(weights)
+    smallest = ordered.gather(1, to_device(top_k - 1, device)[:, None])
+    if (top_p < 1).any():
+        ordered = ordered.masked_fill(ordered < smallest, 0)
+        cumulative = ordered.cumsum(dim=-1, dtype=torch.float64)
+        share = to_device(top_p, device)[:, None]
+        num_kept = (cumulative - ordered < cumulative[:, -1:] * share).sum(dim=-1, keepdim=True)
+        nucleus = ordered.gather(1, (num_kept - 1).clamp_(min=0))
+        # Rounding must not cut a row that did not ask.
+        smallest = torch.where(share < 1, torch.maximum(smallest, nucleus), smallest)
+    weights.masked_fill_(weights < smallest, 0)
+
+
+def _descending(weights: Tensor) -> Tensor:
+    return weights.sort(dim=-1, descending=True).values
+
+
+def _pick(weights: Tensor, uniform: Tensor) -> Tensor:
+    """Inverts the cumulative weights, in the vocabulary's order, at ``uniform`` ``[num_rows]``.
+
+    In float64 and a fixed order, a difference in the last bit of a logit moves the result only
+    where the number falls that close to a border.
+    """
+    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
+    targets = cumulative[:, -1:] * uniform[:, None]
+    picked = torch.searchsorted(cumulative, targets, right=True).squeeze(1)
+    return picked.clamp_(max=weights.shape[1] - 1)
