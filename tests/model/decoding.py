@@ -105,7 +105,13 @@ class PlanDriver:
         self._changes: dict[str, Any] = {}
 
     def add(
-        self, slot: int, token_ids: Sequence[int], params: SamplingParams, *, room: int, **fields: Any
+        self,
+        slot: int,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        room: int,
+        **fields: Any,
     ) -> None:
         """Sets up a row in the next plan, with blocks for ``room`` more tokens."""
         num_blocks = -(-(len(token_ids) + room) // self._block_size)

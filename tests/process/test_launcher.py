@@ -7,13 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 import trio
 
 from tests.process import stand_ins
+from tests.process.processes import is_running, wait_ended
 from trio_engine.client.launcher import open_engine
 from trio_engine.config import EngineConfig
 from trio_engine.errors import EngineDeadError, EngineStartError
@@ -32,13 +33,6 @@ TEST_TIMEOUT_S = 30.0
 async def open_and_leave(command: list[str], *, start_timeout_s: float = 20.0) -> None:
     async with open_engine(NULL, command=command, start_timeout_s=start_timeout_s):
         pass
-
-
-def is_running(pid: int) -> bool:
-    with suppress(ProcessLookupError):
-        os.kill(pid, 0)
-        return True
-    return False
 
 
 @pytest.mark.parametrize("status", [0, 1])
@@ -167,16 +161,31 @@ async def test_one_that_ignores_sigterm_is_killed_with_its_helpers() -> None:
         await wait_ended(helper_pid)
 
 
-async def wait_ended(pid: int) -> None:
-    """Waits for the end of any process, a child of ours or not."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        await trio.lowlevel.wait_readable(pidfd)
-    finally:
-        os.close(pidfd)
+@pytest.mark.slow
+def test_a_second_ctrl_c_kills_it_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The first one ends the body, the second the wait for the process."""
+    caplog.set_level(logging.INFO, "trio_engine.engine")
+
+    @trio.lowlevel.enable_ki_protection  # so that it is the main task that is interrupted
+    async def interrupt_again() -> None:
+        while "not now" not in caplog.text:  # noqa: ASYNC110  # a log, not an event
+            await trio.sleep(0.01)
+        signal.raise_signal(signal.SIGINT)
+
+    async def main() -> None:
+        async with (
+            trio.open_nursery() as nursery,
+            open_engine(
+                NULL, command=stand_ins.IGNORES_SIGTERM, terminate_timeout_s=TEST_TIMEOUT_S
+            ),
+        ):
+            nursery.start_soon(interrupt_again)
+            signal.raise_signal(signal.SIGINT)
+
+    started = time.monotonic()
+    with pytest.RaisesGroup(KeyboardInterrupt):
+        trio.run(main)
+    assert time.monotonic() - started < TEST_TIMEOUT_S / 2
 
 
 @pytest.mark.slow
@@ -199,6 +208,7 @@ async def divide_by_zero_in_body() -> None:
 OWNER = """
 import subprocess, sys, trio
 from tests.process import stand_ins
+from tests.process.processes import is_running, wait_ended
 from trio_engine.client.launcher import open_engine
 from trio_engine.config import EngineConfig
 

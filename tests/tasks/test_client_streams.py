@@ -20,6 +20,7 @@ from trio_engine.outputs import (
     FinishReason,
     LogprobsLists,
     PrefillStats,
+    PrefixCacheStats,
     SchedulerStats,
 )
 from trio_engine.requests import LoRARequest
@@ -351,12 +352,17 @@ async def test_max_in_flight_refuses_and_a_place_is_free_again_at_once() -> None
                 assert client.statistics().num_requests == 1
 
 
-async def test_scheduler_statistics_show_in_the_clients() -> None:
+async def test_scheduler_gauges_are_the_newest_and_prefix_numbers_add_up() -> None:
     with trio.fail_after(TEST_TIMEOUT_S):
         async with open_pair() as (client, wire):
-            await wire.send(EngineCoreOutputs(scheduler_stats=SchedulerStats(num_running_reqs=4)))
+            for running, hits in ((4, 16), (3, 32)):
+                prefix = PrefixCacheStats(requests=1, hits=hits, reset=running == 4)
+                stats = SchedulerStats(num_running_reqs=running, prefix_cache_stats=prefix)
+                await wire.send(EngineCoreOutputs(scheduler_stats=stats))
             await fence(client, wire)
-            assert client.statistics().scheduler[0].num_running_reqs == 4
+            scheduler = client.statistics().scheduler[0]
+    assert scheduler.num_running_reqs == 3
+    assert scheduler.prefix_cache_stats == PrefixCacheStats(requests=2, hits=48, reset=True)
 
 
 async def test_later_changes_to_the_callers_objects_have_no_effect() -> None:

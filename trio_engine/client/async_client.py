@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from trio_engine.client.base import ClientStatistics, EngineClient
+from trio_engine.client.base import EngineClient
 from trio_engine.client.request import ClientRequest
 from trio_engine.client.request_table import RequestTable
 from trio_engine.client.sender import WireSender
+from trio_engine.client.statistics import ClientStatistics, merge_scheduler_stats
 from trio_engine.client.utility_calls import UtilityCalls
 from trio_engine.errors import (
     EngineClosedError,
@@ -205,7 +206,10 @@ class AsyncEngineClient(EngineClient):
 
     def _apply(self, outputs: EngineCoreOutputs) -> None:
         if outputs.scheduler_stats is not None:
-            self._scheduler_stats[outputs.engine_index] = outputs.scheduler_stats
+            index = outputs.engine_index
+            self._scheduler_stats[index] = merge_scheduler_stats(
+                self._scheduler_stats.get(index), outputs.scheduler_stats
+            )
         for request in self._requests.apply(outputs):
             self._sender.abort(request.engine_index, request.internal_id)
         if outputs.utility_output is not None and not self._utility_calls.answer(

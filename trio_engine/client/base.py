@@ -12,7 +12,6 @@ import msgspec
 
 from trio_engine.client.request import RequestOptions, RequestSpec
 from trio_engine.client.stream import RequestStream
-from trio_engine.outputs import SchedulerStats
 from trio_engine.sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
@@ -20,27 +19,10 @@ if TYPE_CHECKING:
 
     from trio_engine.client.outputs import RequestOutput
     from trio_engine.client.request import ClientRequest
+    from trio_engine.client.statistics import ClientStatistics
     from trio_engine.errors import EngineDeadError
     from trio_engine.text.processor import Prompt
     from trio_engine.wire.messages import ReadyResponse
-
-
-class ClientStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client holds at this moment.
-
-    Attributes:
-        num_requests: sent and not ended.
-        num_utility_calls: waiting for an answer.
-        num_unsent: messages and aborts not handed to the transport yet.
-        is_dead: whether the engine has died.
-        scheduler: the newest gauges of each engine, by its index; empty if they send none.
-    """
-
-    num_requests: int
-    num_utility_calls: int
-    num_unsent: int
-    is_dead: bool
-    scheduler: dict[int, SchedulerStats]
 
 
 class EngineClient(abc.ABC):

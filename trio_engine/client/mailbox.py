@@ -146,6 +146,7 @@ class Mailbox:
     def _wake_if_ready(self) -> None:
         if self._wakeup is not None and self._is_ready:
             self._wakeup.set()
+            self._wakeup = None
 
     def _take(self) -> RequestOutput:
         if self._failure is not None and not self._has_partial:

@@ -123,13 +123,10 @@ class EngineProcess:
                 await self._terminate(terminate_timeout_s)
             finally:
                 self._kill_if_running()
-            with trio.move_on_after(REAP_TIMEOUT_S):
-                await self._process.wait()
-            if self.exit_status is None:
-                logger.error("engine_not_reaped pid=%d waited_s=%.1f", self.pid, REAP_TIMEOUT_S)
-            with trio.move_on_after(LAST_LINES_S):
-                await self._output_ended.wait()
-            await self._output.aclose()
+                await self._reap()
+                with trio.move_on_after(LAST_LINES_S):
+                    await self._output_ended.wait()
+                await self._output.aclose()
 
     async def _terminate(self, timeout_s: float) -> None:
         if self.exit_status is None:
@@ -143,6 +140,12 @@ class EngineProcess:
             # Its group, because an executor may have helpers. Only while it is not reaped: later
             # the number could be a stranger's.
             os.killpg(self.pid, signal.SIGKILL)
+
+    async def _reap(self) -> None:
+        with trio.move_on_after(REAP_TIMEOUT_S):
+            await self._process.wait()
+        if self.exit_status is None:
+            logger.error("engine_not_reaped pid=%d waited_s=%.1f", self.pid, REAP_TIMEOUT_S)
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Requests, cores and results for the core's tests: small numbers, no executor needed."""
+"""Requests, cores, results and drivers for the core's tests, all small."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from trio_engine.config import EngineConfig
 from trio_engine.core.engine_core import EngineCore
-from trio_engine.core.plan import NO_TOKEN, ExecutorProperties, StepPlan, StepResult
+from trio_engine.core.plan import ExecutorProperties, StepPlan, StepResult
 from trio_engine.core.request import Request
+from trio_engine.executor.kv_checking import KVCheckingExecutor
 from trio_engine.requests import EngineCoreRequest
 from trio_engine.sampling_params import SamplingParams
+from trio_engine.testing.core_driver import CoreDriver, RequestLog
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,18 +113,52 @@ def run_step(core: EngineCore, *token_ids: int) -> StepPlan:
     return plan
 
 
-def run_to_end(core: EngineCore, token_id: int = 100) -> None:
-    """Steps until nothing can run; each sampling row draws ``token_id``."""
-    known = _known_lengths(core)
-    for _ in range(1000):
-        plan = core.schedule()
-        if plan is None:
-            return
-        known.update({row.slot: len(row.token_ids) - row.num_computed_tokens for row in plan.new_rows})
-        tokens = []
-        for slot, num_tokens in zip(plan.slots, plan.num_scheduled_tokens, strict=True):
-            known[slot] -= num_tokens
-            tokens.append(token_id if known[slot] == 0 else NO_TOKEN)
-            known[slot] += known[slot] == 0
-        settle(core, plan, *tokens)
-    raise AssertionError("1000 steps and no end")
+def take(core: EngineCore, client_index: int = 0) -> list[EngineCoreOutput]:
+    """All unsent outputs of one client, taken."""
+    return [
+        output for message in take_messages(core, client_index) for output in message.outputs
+    ]
+
+
+def take_messages(core: EngineCore, client_index: int = 0) -> list[EngineCoreOutputs]:
+    """All unsent messages of one client, taken."""
+    return core.outboxes[client_index].take(0.0)
+
+
+def event_types(output: EngineCoreOutput) -> list[EngineCoreEventType]:
+    """The events that an output tells, without their times."""
+    return [event.type for event in output.events or ()]
+
+
+def make_driver(
+    *, launches_ahead: bool = False, num_clients: int = 1, pipeline_depth: int = 2, **config: Any
+) -> CoreDriver:
+    """A core with the executor that checks every block and token, driven move by move."""
+    options: dict[str, Any] = {"max_model_len": MAX_MODEL_LEN, "block_size": 1, "num_blocks": 64}
+    engine_config = EngineConfig(executor="kv-checking", **(options | config))
+    executor = KVCheckingExecutor(
+        engine_config, launches_ahead=launches_ahead, vocab_size=VOCAB_SIZE
+    )
+    ticks = count(1)
+    core = EngineCore(
+        engine_config,
+        executor.load(),
+        num_clients=num_clients,
+        clock=lambda: float(next(ticks)),
+    )
+    return CoreDriver(core, executor, pipeline_depth=pipeline_depth)
+
+
+def add(driver: CoreDriver, source: EngineCoreRequest) -> RequestLog:
+    """Adds a request to a driver's core; what its client hears is in the log."""
+    log = driver.listen(source.client_index, source.request_id)
+    driver.core.add(source)
+    return log
+
+
+def solo_tokens(source: EngineCoreRequest) -> list[int]:
+    """What a request generates alone in an ample pool, each step awaited."""
+    driver = make_driver(pipeline_depth=1)
+    log = add(driver, source)
+    driver.run_until_idle()
+    return log.token_ids

@@ -1,0 +1,209 @@
+"""``trio-engine generate``: streams a model's answers to one or several prompts.
+
+Cli. Also the shortest complete example of the library: one engine, one task a prompt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import msgspec
+import trio
+
+from trio_engine.checkpoint import locate_model
+from trio_engine.client.launcher import open_engine
+from trio_engine.engine_arguments import add_engine_arguments, config_from_arguments
+from trio_engine.errors import EngineError
+from trio_engine.observability.logs import TerminalHandler, parse_progress
+from trio_engine.sampling_params import RequestOutputKind, SamplingParams
+
+if TYPE_CHECKING:
+    from trio_engine.client.base import EngineClient
+    from trio_engine.config import EngineConfig
+    from trio_engine.text.processor import Prompt
+    from trio_engine.text.tokenizer import Tokenizer
+
+DEFAULT_MAX_TOKENS = 256
+INTERRUPTED_STATUS = 130
+"""What a shell expects of a command that Ctrl-C ended."""
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """What ``--json`` prints of a prompt.
+
+    ``ttft_s``: from sending to the first token. ``tokens_per_s``: over the tokens after it.
+    """
+
+    prompt: str
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    ttft_s: float
+    tokens_per_s: float
+
+
+def run(arguments: list[str]) -> int:
+    """Prints the answers. Returns the exit status: 0, 1 after an error, 130 after Ctrl-C."""
+    options = _parser().parse_args(arguments)
+    _show_progress()
+    status = 0
+    try:
+        config = config_from_arguments(options)
+        params = SamplingParams(
+            temperature=options.temperature,
+            max_tokens=options.max_tokens,
+            seed=options.seed,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        trio.run(_generate, config, params, options)
+    except* EngineError as group:
+        # A nursery is between here and where it was raised, and one error is enough to say.
+        print(f"trio-engine: {_first(group)}", file=sys.stderr)
+        status = 1
+    except* KeyboardInterrupt:
+        status = INTERRUPTED_STATUS
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="trio-engine generate", description=__doc__)
+    parser.add_argument("prompts", nargs="+", metavar="PROMPT")
+    parser.add_argument(
+        "--chat",
+        action=argparse.BooleanOptionalAction,
+        help="put each prompt into the model's chat template (default: where it has one)",
+    )
+    parser.add_argument("--max-tokens", type=int, default=DEFAULT_MAX_TOKENS, metavar="N")
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="0, the default, is greedy"
+    )
+    parser.add_argument("--seed", type=int, metavar="S")
+    parser.add_argument("--json", action="store_true", help="one JSON object a prompt")
+    add_engine_arguments(parser)
+    return parser
+
+
+def _show_progress() -> None:
+    """Shows on a terminal how far the weights are; the rest of the engine's log is kept back."""
+    if not sys.stderr.isatty():
+        return
+    handler = TerminalHandler(sys.stderr)
+    handler.addFilter(lambda record: parse_progress(record.getMessage()) is not None)
+    engine_log = logging.getLogger("trio_engine.engine")
+    engine_log.addHandler(handler)
+    engine_log.setLevel(logging.INFO)
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+async def _generate(
+    config: EngineConfig, params: SamplingParams, options: argparse.Namespace
+) -> None:
+    tokenizer = None
+    if config.executor == "torch":
+        # Before the engine starts: a model that is not there is said at once.
+        tokenizer = await trio.to_thread.run_sync(_load_tokenizer, config.model)
+    chat = options.chat
+    if chat is None:
+        chat = tokenizer is not None and tokenizer.chat_template is not None
+    async with open_engine(config, tokenizer=tokenizer) as engine, trio.open_nursery() as nursery:
+        followers = [_Follower(text, options.max_tokens) for text in options.prompts]
+        for follower in followers:
+            nursery.start_soon(follower.run, engine, params, chat)
+        for follower in followers:
+            if options.json:
+                answer = await follower.wait_answer()
+                print(msgspec.json.encode(answer).decode(), flush=True)
+            else:
+                await _print_stream(follower, with_prompt=len(followers) > 1)
+
+
+async def _print_stream(follower: _Follower, *, with_prompt: bool) -> None:
+    if with_prompt:
+        print(f"> {follower.prompt}", flush=True)
+    async for text in follower.texts:
+        print(text, end="", flush=True)
+    await follower.wait_answer()
+    print("\n" if with_prompt else "", flush=True)
+
+
+def _load_tokenizer(model: str) -> Tokenizer:
+    from trio_engine.text.tokenizer import load_tokenizer
+
+    return load_tokenizer(locate_model(model))
+
+
+class _Follower:
+    """Follows one prompt's answer; all run at once, and are printed one after the other.
+
+    Attributes:
+        texts: the pieces of text as they come; ends with the answer.
+    """
+
+    def __init__(self, prompt: str, max_tokens: int) -> None:
+        self.prompt = prompt
+        # A piece holds at least one token, so this never makes an answer wait for its turn.
+        self._pieces, self.texts = trio.open_memory_channel[str](max_tokens + 1)
+        self._ended = trio.Event()
+        self._answer: Answer | None = None
+        self._error: EngineError | None = None
+
+    async def run(self, engine: EngineClient, params: SamplingParams, chat: bool) -> None:
+        """Sends the prompt and follows the answer to its end."""
+        prompt: Prompt = [{"role": "user", "content": self.prompt}] if chat else self.prompt
+        try:
+            with self._pieces:
+                self._answer = await self._follow(engine, prompt, params)
+        except EngineError as error:  # raised where its turn to be printed comes
+            self._error = error
+        finally:
+            self._ended.set()
+
+    async def wait_answer(self) -> Answer:
+        """The whole answer.
+
+        Raises:
+            EngineError: why there is none.
+        """
+        await self._ended.wait()
+        if self._error is not None:
+            raise self._error
+        assert self._answer is not None
+        return self._answer
+
+    async def _follow(self, engine: EngineClient, prompt: Prompt, params: SamplingParams) -> Answer:
+        sent_s = perf_counter()
+        first_s: float | None = None
+        texts: list[str] = []
+        token_ids: list[int] = []
+        async with engine.generate(prompt, params) as stream:
+            async for delta in stream:
+                if first_s is None:
+                    first_s = perf_counter()
+                texts.append(delta.text)
+                token_ids.extend(delta.token_ids)
+                if delta.text:
+                    await self._pieces.send(delta.text)
+        ended_s = perf_counter()
+        first_s = ended_s if first_s is None else first_s
+        decode_s = max(ended_s - first_s, 1e-9)
+        return Answer(
+            prompt=self.prompt,
+            text="".join(texts),
+            token_ids=token_ids,
+            finish_reason=str(delta.finish_reason),
+            prompt_tokens=delta.num_prompt_tokens,
+            completion_tokens=len(token_ids),
+            ttft_s=round(first_s - sent_s, 4),
+            tokens_per_s=round(max(len(token_ids) - 1, 0) / decode_s, 2),
+        )
