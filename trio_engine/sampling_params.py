@@ -52,13 +52,34 @@ class RepetitionDetectionParams(msgspec.Struct, kw_only=True):
     min_count: int = 0
 
 
-class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=False):
+class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Sampling options of one request; also the wire map of the same name.
 
     Values are checked and normalized when the object is made, by a caller or by decoding:
     ``temperature`` 0 means greedy and resets ``top_p``, ``top_k`` and ``min_p``; one in
     (0, 0.01) becomes 0.01; seed -1 means none; ``all_stop_token_ids`` gains
     ``stop_token_ids``; ``skip_reading_prefix_cache`` None becomes "prompt_logprobs was asked".
+    What an engine does not serve is refused when the request gets there, not here.
+
+    Attributes:
+        n: answers to one prompt; the client makes each a request of its own, with n = 1.
+        presence_penalty: -2 to 2, off the logit of every token in the output.
+        frequency_penalty: -2 to 2, the same times the token's count there.
+        repetition_penalty: above 1 disfavours tokens of prompt and output.
+        temperature: 0-2; 0 takes the most likely token.
+        top_p: draw among the likeliest tokens of this joint probability, (0, 1].
+        top_k: draw among so many; 0 or -1 means all.
+        min_p: draw among tokens of at least this share of the best one's probability.
+        seed: makes draws repeatable, whatever runs beside; None does not.
+        stop: strings that end the answer; the client looks for them in the text.
+        stop_token_ids: tokens that end the answer.
+        ignore_eos: the model's own end tokens do not end it.
+        max_tokens: of the answer; None leaves it to max_model_len.
+        min_tokens: before these nothing but a length limit ends the answer.
+        logprobs: tell so many of the likeliest tokens at each place of the answer; -1 all.
+        prompt_logprobs: the same for the prompt.
+        eos_token_id: and ``all_stop_token_ids`` (those masked before ``min_tokens``): the client
+            fills them in from the tokenizer.
 
     Raises:
         RequestError: a value out of range, by field and value. While decoding, msgspec turns

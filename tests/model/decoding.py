@@ -58,7 +58,7 @@ class LogitsProbe:
         shape = KVCacheShape.of(decoder.config, block_size, decoder.dtype)
         num_blocks = 4096 // block_size
         self._cache = KVCache(shape, num_blocks, CPU, decoder.dtype)
-        self._rows = Rows(max_num_seqs, 512, block_size, num_blocks)
+        self._rows = Rows(decoder.config.vocab_size, max_num_seqs, 512, block_size, num_blocks)
         self._deck = BlockDeck(num_blocks)
         model = decoder.config
         self._builder = BatchBuilder(self._rows, self._cache, model, CPU, decoder.dtype)
@@ -71,7 +71,8 @@ class LogitsProbe:
     @torch.inference_mode()
     def compute(self, counts: dict[int, int]) -> dict[int, torch.Tensor]:
         """Computes the next tokens of each slot: ``[count, vocab]`` logits."""
-        slots, num_tokens = (np.array(list(side), dtype=np.int64) for side in zip(*counts.items()))
+        slots = np.array(list(counts), dtype=np.int64)
+        num_tokens = np.array(list(counts.values()), dtype=np.int64)
         self._rows.check_scheduled(slots, num_tokens)
         layout = lay_out(self._rows, slots, num_tokens)
         batch = self._builder.build(layout)

@@ -16,6 +16,7 @@ from trio_engine.checkpoint import locate_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 NUM_TOKENS = 48
 TIE_GAP = 1e-3
@@ -70,16 +71,9 @@ class GreedyOracle:
     """
 
     def __init__(self, model: str = "smollm2") -> None:
-        import transformers
-
         path = locate_model(model).path
-        source: dict[str, Any] = {"gguf_file": path.name}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # transformers' own, about its GGUF reader
-            self._tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, **source)
-            self._model = transformers.AutoModelForCausalLM.from_pretrained(
-                path.parent, dtype=torch.float32, **source
-            ).eval()
+        self._tokenizer = _pretrained("AutoTokenizer", path)
+        self._model = _pretrained("AutoModelForCausalLM", path, dtype=torch.float32).eval()
 
     def prompts(self) -> list[list[int]]:
         """Token ids of all twenty prompts: chat turns first, then texts to go on with."""
@@ -126,3 +120,12 @@ class GreedyOracle:
         wrong = {i: c for i, c in parted.items() if c.gap is None or c.gap > TIE_GAP}
         assert not wrong, f"sequences that part from transformers without a tie: {wrong}"
         assert len(parted) <= MAX_TIES, f"too many ties: {parted}"
+
+
+def _pretrained(class_name: str, path: Path, **options: Any) -> Any:
+    import transformers
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # transformers' own, about its GGUF reader
+        source = getattr(transformers, class_name)
+        return source.from_pretrained(path.parent, gguf_file=path.name, **options)

@@ -144,8 +144,8 @@ def test_padding_in_large_batches_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Groups and chunks as they are cut under byte budgets of a few blocks."""
-    monkeypatch.setattr("trio_engine.model.attention._CPU_GATHER_BYTES", 20_000)
-    monkeypatch.setattr("trio_engine.model.attention._MASK_BYTES", 2_000)
+    monkeypatch.setattr("trio_engine.model.attention_layout._CPU_GATHER_BYTES", 20_000)
+    monkeypatch.setattr("trio_engine.model.attention_layout._MASK_BYTES", 2_000)
     folder, model = make_hf_folder("llama", tmp_path)
     probe = LogitsProbe(decoder_of(folder), max_num_seqs=12)
     sequences = [token_ids(5 + 6 * slot, seed=slot) for slot in range(12)]

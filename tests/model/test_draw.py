@@ -10,7 +10,8 @@ PINNED = [0.6524484863740322, 0.7012121095215252, 0.7347204584623639, 0.36624209
 
 
 def at(seeds: list[int], positions: list[int]) -> list[float]:
-    return uniforms(np.array(seeds, np.uint64), np.array(positions, np.int64)).tolist()
+    values = uniforms(np.array(seeds, np.uint64), np.array(positions, np.int64))
+    return [float(value) for value in values]
 
 
 def test_numbers_never_change() -> None:

@@ -49,7 +49,7 @@ def test_options_go_before_the_default() -> None:
         ({"kv_cache_bytes": 1000}, "kv_cache_bytes 1000: a KV cache of 0 blocks"),
     ],
 )
-def test_what_does_not_fit_is_a_config_error(options: dict[str, int], message: str) -> None:
+def test_what_does_not_fit_is_a_config_error(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         choose(GIB, **options)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +13,7 @@ from tiny_models import make_hf_folder
 
 from trio_engine.checkpoint import ModelFiles
 from trio_engine.core.plan import StepPlan, StepResult
-from trio_engine.errors import StepError
+from trio_engine.errors import RequestStepError, StepError
 from trio_engine.model.kv_cache import KVCache, KVCacheShape
 from trio_engine.model.runner import ModelRunner
 from trio_engine.sampling_params import SamplingParams
@@ -84,7 +85,7 @@ def test_a_plan_launched_ahead_takes_the_token_that_nobody_has_seen(decoder: Dec
     plans = [{0: 3, 1: 37}, {1: 1, 0: 1}, {0: 1, 1: 1}, {0: 1, 1: 1}]
     outputs: dict[int, list[int]] = {0: [], 1: []}
     driver.launch(plans[0])
-    for earlier, plan in zip(plans, plans[1:], strict=False):
+    for earlier, plan in pairwise(plans):
         driver.launch(plan)
         for slot, token_id in driver.collect(earlier).items():
             outputs[slot].append(token_id)
@@ -223,6 +224,19 @@ def test_a_plan_that_contradicts_the_rows_is_a_step_error(
     runner.launch(_plan(new_rows=[new_row(0, [1] * 7, [4, 5], GREEDY)]))
     with pytest.raises(StepError, match=message):
         runner.launch(plan)
+
+
+@pytest.mark.parametrize("token_id", [-1, 128, 2**40])
+def test_token_ids_outside_the_vocabulary_are_their_rows_fault(
+    decoder: Decoder, token_id: int
+) -> None:
+    runner = make_runner(decoder)
+    rows = [new_row(0, [3], [0], GREEDY), new_row(2, [3, token_id], [1], GREEDY)]
+    with pytest.raises(RequestStepError, match="request-2: token ids outside 0-127") as caught:
+        runner.launch(_plan([0, 2], [1, 2], new_rows=rows))
+    assert caught.value.slots == (2,)
+    again = _plan([0], [1], reset=True, finished_slots=[2], new_rows=rows[:1])
+    assert runner.launch(again).settle().token_ids == alone(decoder, [3], GREEDY, 1)
 
 
 def test_a_row_does_not_outgrow_max_model_len(decoder: Decoder) -> None:

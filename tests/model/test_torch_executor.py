@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 import torch
 from decoding import GREEDY, PlanDriver
 from tiny_models import make_hf_folder
 
+from trio_engine.checkpoint import locate_model
 from trio_engine.config import EngineConfig
 from trio_engine.core.plan import DeviceCommand, StepPlan
 from trio_engine.errors import ConfigError, ModelError, RequestError, StepError
@@ -22,6 +26,7 @@ from trio_engine.model.loader import open_checkpoint
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from trio_engine.config import DeviceName
     from trio_engine.executor.base import ExecutorFactory
 
 
@@ -65,10 +70,6 @@ def test_properties_come_from_model_and_options(folder: Path) -> None:
 
 
 def test_a_larger_model_gets_fewer_tokens_a_step(folder: Path) -> None:
-    import msgspec
-
-    from trio_engine.checkpoint import locate_model
-
     config = open_checkpoint(locate_model(str(folder))).config
     sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_layers": 24, "head_dim": 64}
     large = msgspec.structs.replace(config, num_heads=32, num_kv_heads=8, **sizes)
@@ -112,6 +113,14 @@ def test_a_plan_without_rows_changes_rows_only(folder: Path) -> None:
     assert (result.plan_id, result.token_ids) == (3, [])
 
 
+def test_a_reset_forgets_results_that_nobody_collected(folder: Path) -> None:
+    executor = make(folder)
+    executor.load()
+    for plan_id, reset in ((0, False), (1, True)):
+        executor.launch(StepPlan(plan_id=plan_id, slots=[], num_scheduled_tokens=[], reset=reset))
+    assert executor.collect().plan_id == 1
+
+
 def test_commands(folder: Path) -> None:
     executor = make(folder)
     executor.load()
@@ -135,9 +144,6 @@ def test_misuse_is_a_step_error(folder: Path) -> None:
 
 
 def test_shutdown_lets_go_of_the_memory(folder: Path) -> None:
-    import gc
-    import weakref
-
     executor = make(folder)
     executor.load()
     assert executor._runner is not None
@@ -171,7 +177,7 @@ def test_memory_that_runs_out_in_load_is_a_config_error(
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
 
     monkeypatch.setattr("trio_engine.model.load.load_weights", exhausted)
-    with pytest.raises(ConfigError, match="as float32: CUDA out of memory.$"):
+    with pytest.raises(ConfigError, match=r"as float32: CUDA out of memory\.$"):
         make(folder).load()
 
 
@@ -179,8 +185,9 @@ def test_memory_that_runs_out_in_load_is_a_config_error(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_gives_the_same_greedy_tokens(folder: Path) -> None:
     outputs = []
-    for device in ("cpu", "cuda"):
-        config = EngineConfig(model=str(folder), device=device, dtype="float32", num_blocks=64)  # type: ignore[arg-type]
+    devices: tuple[DeviceName, ...] = ("cpu", "cuda")
+    for device in devices:
+        config = EngineConfig(model=str(folder), device=device, dtype="float32", num_blocks=64)
         executor = TorchExecutor(config)
         properties = executor.load()
         assert executor.launches_ahead is (device == "cuda")

@@ -1,104 +1,225 @@
-"""Random workloads for the core with the KV-checking executor, and their oracle: solo runs."""
+"""Workloads for the core with the KV-checking executor, and their oracle: solo runs.
+
+A run makes the moves of the step loop, the forward thread and the clients one at a time; whoever
+chooses them, at random or by Hypothesis, meets every interleaving.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING
-
-import msgspec
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from trio_engine.config import EngineConfig
 from trio_engine.core.engine_core import EngineCore
 from trio_engine.errors import RequestStepError
 from trio_engine.executor.kv_checking import KVCheckingExecutor
 from trio_engine.outputs import FinishReason
-from trio_engine.requests import EngineCoreRequest
+from trio_engine.requests import EngineCoreRequest, PauseMode
 from trio_engine.sampling_params import SamplingParams
 from trio_engine.testing.core_driver import CoreDriver, RequestLog
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Callable
 
     from trio_engine.core.plan import StepPlan, StepResult
 
 VOCAB_SIZE = 40
-MAX_MODEL_LEN = 64
+MAX_MODEL_LEN = 48
 NUM_CLIENTS = 2
+# Ten times what the longest workload takes: a bug is a failure and not a hang.
+MAX_MOVES = 20_000
+
+
+class Fault(NamedTuple):
+    """How a plan fails: before it runs, or after all of it ran; rows count round the plan."""
+
+    moment: Literal["launch", "collect"]
+    rows: tuple[int, ...]
 
 
 class FlakyExecutor(KVCheckingExecutor):
-    """Fails some plans for one of their rows, before, or after the whole plan ran."""
+    """Fails the plans that ``find_fault`` picks."""
 
     def __init__(
-        self, config: EngineConfig, rng: random.Random, *, launches_ahead: bool, failure_rate: float
+        self,
+        config: EngineConfig,
+        *,
+        launches_ahead: bool,
+        find_fault: Callable[[StepPlan], Fault | None],
     ) -> None:
         super().__init__(config, launches_ahead=launches_ahead, vocab_size=VOCAB_SIZE)
-        self._rng = rng
-        self._failure_rate = failure_rate
-        self._failed_slots: dict[int, int] = {}
+        self._find_fault = find_fault
+        self._late_errors: dict[int, RequestStepError] = {}
+        self.num_faults = 0
 
     def launch(self, plan: StepPlan) -> None:
-        fails = self._rng.random() < self._failure_rate
-        slot = self._rng.choice(list(plan.slots))
-        if fails and self._rng.random() < 0.5:
-            raise RequestStepError("planted at launch", slots=[slot])
+        fault = self._find_fault(plan)
+        if fault is not None:
+            self.num_faults += 1
+            slots = [plan.slots[row % len(plan.slots)] for row in fault.rows]
+            error = RequestStepError(f"planted at {fault.moment}", slots=slots)
+            if fault.moment == "launch":
+                raise error
+            self._late_errors[plan.plan_id] = error
         super().launch(plan)
-        if fails:
-            self._failed_slots[plan.plan_id] = slot
 
     def collect(self) -> StepResult:
         result = super().collect()
-        slot = self._failed_slots.pop(result.plan_id, None)
-        if slot is not None:
-            raise RequestStepError("planted at collect", slots=[slot])
+        error = self._late_errors.pop(result.plan_id, None)
+        if error is not None:
+            raise error
         return result
 
 
-class Workload(msgspec.Struct):
-    """Requests with their arrival and abort moves, and the limits they run under."""
+@dataclass
+class Workload:
+    """Requests, the limits they run under, and how plans fail."""
 
     config: EngineConfig
     launches_ahead: bool
-    failure_rate: float
+    find_fault: Callable[[StepPlan], Fault | None]
     requests: list[EngineCoreRequest]
-    abort_rate: float
 
 
-def make_workload(rng: random.Random) -> Workload:
-    """Draws a workload: pools from barely one request to ample, chunks from 1 token up."""
-    block_size = rng.choice([1, 2, 4, 16])
-    blocks_for_one = -(-MAX_MODEL_LEN // block_size)
-    config = EngineConfig(
-        executor="kv-checking",
-        max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=rng.choice([1, 3, 8, 8]),
-        max_num_batched_tokens=rng.choice([1, 3, 8, 64, 256]),
-        block_size=block_size,
-        num_blocks=rng.choice([1, 1, 1, 3]) * blocks_for_one + rng.randint(0, 2),
-        pipeline_depth=rng.choice([1, 2, 2]),
-    )
-    return Workload(
-        config=config,
-        launches_ahead=rng.random() < 0.5,
-        failure_rate=rng.choice([0.0, 0.0, 0.05]),
-        requests=[make_request(rng, index) for index in range(rng.randint(1, 12))],
-        abort_rate=rng.choice([0.0, 0.0, 0.03]),
-    )
+@dataclass
+class Life:
+    """One life of a request id, and what its client heard of it."""
+
+    request: EngineCoreRequest
+    log: RequestLog
+    is_aborted: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_aborted or self.log.finish_reason is not None
 
 
-def make_request(rng: random.Random, index: int) -> EngineCoreRequest:
-    """Draws a request; the same few ids come from both clients."""
-    max_tokens = rng.choice([1, 8, 40, 100, 100])
+class WorkloadRun:
+    """A workload on its way. A move that cannot be made now is none; each is checked."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.executor = FlakyExecutor(
+            workload.config,
+            launches_ahead=workload.launches_ahead,
+            find_fault=workload.find_fault,
+        )
+        self.core = make_core(workload.config, self.executor)
+        self.driver = CoreDriver(
+            self.core, self.executor, pipeline_depth=workload.config.pipeline_depth
+        )
+        self.arrivals = list(workload.requests)
+        self.lives: list[Life] = []
+        self._num_moves = 0
+
+    @property
+    def is_over(self) -> bool:
+        return not (self.arrivals or self.core.has_requests or self.core.num_plans_in_flight)
+
+    def add(self) -> None:
+        """The next request, once its client knows that no other lives under its id."""
+        self.driver.receive()
+        request = self.arrivals[0] if self.arrivals else None
+        if request is None or any(_is_same(life.request, request) for life in self._live()):
+            return
+        del self.arrivals[0]
+        log = self.driver.listen(request.client_index, request.request_id)
+        self.lives.append(Life(request, log))
+        self.core.add(request)
+        self._check()
+
+    def abort(self, index: int) -> None:
+        """Some request that lives as far as its client knows."""
+        self.driver.receive()
+        live = self._live()
+        if live:
+            life = live[index % len(live)]
+            life.is_aborted = True
+            self.core.abort(life.request.client_index, [life.request.request_id])
+            self._check()
+
+    def schedule(self) -> None:
+        if self.driver.can_schedule:
+            self.driver.schedule()
+            self._check()
+
+    def launch(self) -> None:
+        if self.driver.can_launch:
+            self.driver.launch()
+            self._check()
+
+    def collect(self) -> None:
+        if self.driver.can_collect:
+            self.driver.collect()
+            self._check()
+
+    def receive(self) -> None:
+        self.driver.receive()
+
+    def pause(self) -> None:
+        self.core.pause(PauseMode.KEEP)
+
+    def resume(self) -> None:
+        self.core.resume()
+
+    def preempt_all(self) -> None:
+        """Only while nothing is in flight, as a reset does it."""
+        if not self.core.num_plans_in_flight:
+            self.core.preempt_all()
+            self._check()
+
+    def finish(self) -> None:
+        """All that is left, in the plainest order."""
+        self.core.resume()
+        while not self.is_over:
+            self.add()
+            self.schedule()
+            self.schedule()
+            self.launch()
+            self.collect()
+        self.driver.receive()
+
+    def check_against_solo(self) -> None:
+        """Every life heard what it hears alone, or a beginning of that if it was ended early."""
+        statistics = self.core.statistics()
+        assert statistics.num_free_blocks == statistics.num_blocks
+        for life in self.lives:
+            request, log = life.request, life.log
+            solo = run_alone(request)
+            assert log.token_ids == solo.token_ids[: len(log.token_ids)], request
+            if life.is_aborted:
+                assert log.finish_reason is None, request
+            elif log.finish_reason is FinishReason.ERROR:
+                assert self.executor.num_faults, request
+            else:
+                assert log.finish_reason is solo.finish_reason, request
+                assert log.token_ids == solo.token_ids, request
+                assert log.outputs[-1].stop_reason == solo.outputs[-1].stop_reason
+            assert request.request_id in self.driver.finished_ids[request.client_index]
+
+    def _live(self) -> list[Life]:
+        return [life for life in self.lives if not life.is_over]
+
+    def _check(self) -> None:
+        self.core.check_integrity()
+        self._num_moves += 1
+        assert self._num_moves <= MAX_MOVES, f"no end after {MAX_MOVES} moves"
+
+
+def make_request(
+    index: int, prompt: list[int], *, max_tokens: int, min_tokens: int, stops: bool, eos: bool
+) -> EngineCoreRequest:
+    """A request; the clients take turns and use the same three ids again and again."""
     params = SamplingParams(
         temperature=0.0,
         max_tokens=max_tokens,
-        min_tokens=rng.randint(0, min(3, max_tokens)),
-        eos_token_id=rng.choice([None, None, 3]),
-        stop_token_ids=rng.choice([None, None, [5, 7]]),
+        min_tokens=min(min_tokens, max_tokens),
+        eos_token_id=3 if eos else None,
+        stop_token_ids=[5, 7] if stops else None,
     )
-    prompt = [rng.randrange(VOCAB_SIZE) for _ in range(rng.choice([1, 1, 2, 3, 4, 5, 17, 40]))]
     return EngineCoreRequest(
-        f"r{index}",
+        f"r{index // NUM_CLIENTS % 3}",
         prompt,
         None,
         params,
@@ -108,6 +229,19 @@ def make_request(rng: random.Random, index: int) -> EngineCoreRequest:
         None,
         None,
         client_index=index % NUM_CLIENTS,
+    )
+
+
+def make_config(
+    *, block_size: int, num_full_requests: int, num_more_blocks: int, **limits: int
+) -> EngineConfig:
+    """Limits whose pool holds so many requests of full length and some blocks more."""
+    return EngineConfig(
+        executor="kv-checking",
+        max_model_len=MAX_MODEL_LEN,
+        block_size=block_size,
+        num_blocks=num_full_requests * -(-MAX_MODEL_LEN // block_size) + num_more_blocks,
+        **limits,  # type: ignore[arg-type]
     )
 
 
@@ -130,69 +264,69 @@ def run_alone(request: EngineCoreRequest) -> RequestLog:
     return log
 
 
-def run_workload(workload: Workload, rng: random.Random) -> tuple[CoreDriver, set[str]]:
-    """Runs a workload by random moves. Returns the driver and the ids that were aborted."""
-    executor = FlakyExecutor(
-        workload.config,
-        rng,
-        launches_ahead=workload.launches_ahead,
-        failure_rate=workload.failure_rate,
+def draw_workload(rng: random.Random) -> Workload:
+    """At random: pools from barely one request to ample, chunks from 1 token up."""
+    config = make_config(
+        block_size=rng.choice([1, 2, 4, 16]),
+        num_full_requests=rng.choice([1, 1, 1, 1, 3]),
+        num_more_blocks=rng.randint(0, 2),
+        max_num_seqs=rng.choice([1, 3, 3, 8, 8]),
+        max_num_batched_tokens=rng.choice([1, 3, 8, 64, 256]),
+        pipeline_depth=rng.choice([1, 2, 2]),
     )
-    driver = CoreDriver(
-        make_core(workload.config, executor),
-        executor,
-        pipeline_depth=workload.config.pipeline_depth,
+    fault_rate = rng.choice([0.0, 0.01, 0.04])
+
+    def find_fault(plan: StepPlan) -> Fault | None:
+        if rng.random() >= fault_rate:
+            return None
+        rows = tuple(rng.randrange(8) for _ in range(rng.choice([1, 1, 2])))
+        return Fault(rng.choice(["launch", "collect"]), rows)
+
+    return Workload(
+        config=config,
+        launches_ahead=rng.random() < 0.5,
+        find_fault=find_fault,
+        requests=[_draw_request(rng, index) for index in range(rng.randint(2, 12))],
     )
-    arrivals = list(workload.requests)
+
+
+def _draw_request(rng: random.Random, index: int) -> EngineCoreRequest:
+    return make_request(
+        index,
+        [rng.randrange(VOCAB_SIZE) for _ in range(rng.choice([1, 1, 2, 3, 4, 5, 17, 30]))],
+        max_tokens=rng.choice([1, 8, 30, 100, 100]),
+        min_tokens=rng.randint(0, 3),
+        stops=rng.random() < 0.3,
+        eos=rng.random() < 0.3,
+    )
+
+
+def run_at_random(run: WorkloadRun, rng: random.Random) -> None:
+    """Makes moves at random until nothing is left to do."""
     arrival_rate = rng.choice([0.05, 0.5, 1.0])
-    aborted: set[str] = set()
-    while arrivals or driver.core.has_requests or driver.core.num_plans_in_flight:
-        if arrivals and (rng.random() < arrival_rate or not driver.core.has_requests):
-            request = arrivals.pop(0)
-            driver.listen(request.client_index, request.request_id)
-            driver.core.add(request)
-        if rng.random() < workload.abort_rate:
-            victim = rng.choice(workload.requests)
-            driver.core.abort(victim.client_index, [victim.request_id])
-            driver.receive()
-            if driver.logs.get((victim.client_index, victim.request_id), None) and (
-                driver.logs[(victim.client_index, victim.request_id)].finish_reason is None
-            ):
-                aborted.add(victim.request_id)
-        make_move(driver, rng)
-        driver.core.check_integrity()
+    abort_rate = rng.choice([0.0, 0.01, 0.03])
+    control_rate = rng.choice([0.0, 0.0, 0.02])
+    while not run.is_over:
+        if rng.random() < arrival_rate or not run.core.has_requests:
+            run.add()
+        if rng.random() < abort_rate:
+            run.abort(rng.randrange(8))
+        if rng.random() < control_rate:
+            rng.choice([run.pause, run.preempt_all])()
+        moves = [
+            move
+            for move, is_possible in (
+                (run.schedule, run.driver.can_schedule and not run.core.is_paused),
+                (run.launch, run.driver.can_launch),
+                (run.collect, run.driver.can_collect),
+            )
+            if is_possible
+        ]
+        rng.choice(moves or [run.resume])()
         if rng.random() < 0.5:
-            driver.receive()
-    driver.receive()
-    return driver, aborted
+            run.receive()
+    run.receive()
 
 
-def make_move(driver: CoreDriver, rng: random.Random) -> None:
-    """One move of the step loop or of the forward thread."""
-    moves = []
-    if driver.can_schedule:
-        moves.append(driver.schedule)
-    if driver.can_launch:
-        moves.append(driver.launch)
-    if driver.can_collect:
-        moves.append(driver.collect)
-    rng.choice(moves)()
-
-
-def check_against_solo(driver: CoreDriver, workload: Workload, aborted: set[str]) -> None:
-    """Every request heard what it hears alone, or a beginning of it if it was ended early."""
-    statistics = driver.core.statistics()
-    assert statistics.num_free_blocks == statistics.num_blocks
-    for request in workload.requests:
-        log = driver.logs[(request.client_index, request.request_id)]
-        solo = run_alone(request)
-        if request.request_id in aborted:
-            assert log.finish_reason is None, request.request_id
-        elif log.finish_reason is FinishReason.ERROR:
-            assert workload.failure_rate, request.request_id
-        else:
-            assert log.finish_reason is solo.finish_reason, request.request_id
-            assert log.token_ids == solo.token_ids, request.request_id
-            assert log.outputs[-1].stop_reason == solo.outputs[-1].stop_reason
-        assert log.token_ids == solo.token_ids[: len(log.token_ids)], request.request_id
-        assert request.request_id in driver.finished_ids[request.client_index]
+def _is_same(first: EngineCoreRequest, second: EngineCoreRequest) -> bool:
+    return (first.client_index, first.request_id) == (second.client_index, second.request_id)

@@ -11,12 +11,17 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.tasks.wire_pair import TEST_TIMEOUT_S, check_all_aborted, fence, open_pair
+from trio_engine.client.front_end import open_front_end
 from trio_engine.client.launcher import connect_engine
+from trio_engine.client.service_tasks import open_service_tasks
+from trio_engine.client.wire_client import open_wire_client
 from trio_engine.errors import EngineClosedError, EngineDeadError
 from trio_engine.outputs import EngineCoreOutputs, FinishReason, UtilityOutput
 from trio_engine.sampling_params import RequestOutputKind, SamplingParams
 from trio_engine.testing.wire_engine import open_scripted_engine
+from trio_engine.text.processor import TextProcessor
 from trio_engine.transport.ipc import IpcDirectory
+from trio_engine.wire.handshake import ExpectedEngine
 
 if TYPE_CHECKING:
     from trio_engine.client.async_client import AsyncEngineClient
@@ -116,11 +121,28 @@ async def test_a_dead_connection_is_noticed_at_the_next_message() -> None:
 
 async def test_the_receivers_own_end_is_a_death() -> None:
     with trio.fail_after(TEST_TIMEOUT_S):
-        async with open_pair() as (client, wire):
-            async with trio.open_nursery() as nursery:
-                await expect_death_everywhere(client, wire, nursery)
-                client._output.close()
-            await check_dead(client)
+        async with (
+            open_front_end("tcp://127.0.0.1:0") as front_end,
+            open_service_tasks() as tasks,
+            open_scripted_engine(front_end.handshake_address) as wire,
+        ):
+            engines = await front_end.wait_engines_ready([ExpectedEngine(0, local=False)])
+            async with open_wire_client(
+                front_end,
+                engines,
+                TextProcessor(None, max_model_len=64),
+                max_in_flight=None,
+                explain_death=explain,
+                tasks=tasks,
+            ) as client:
+                async with trio.open_nursery() as nursery:
+                    await expect_death_everywhere(client, wire, nursery)
+                    front_end.output.close()
+                await check_dead(client)
+
+
+async def explain(noticed: str) -> EngineDeadError:
+    return EngineDeadError(noticed)
 
 
 async def test_death_does_not_cancel_the_body_and_each_waiter_has_its_own_error() -> None:

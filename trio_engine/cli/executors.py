@@ -23,6 +23,6 @@ def make_executor(config: EngineConfig) -> Executor:
 
         return KVCheckingExecutor(config)
     from trio_engine.executor.torch_executor import TorchExecutor
-    from trio_engine.observability.logs import log_load_progress
+    from trio_engine.observability.logs import LoadProgressLog
 
-    return TorchExecutor(config, on_progress=log_load_progress)
+    return TorchExecutor(config, on_progress=LoadProgressLog())

@@ -1,13 +1,12 @@
-"""The client over the wire: any number of the caller's tasks in front, ZeroMQ behind.
+"""The client behind ``EngineClient``: requests, calls, and their ends, whatever carries them.
 
-Two tasks of its own, the writer and the receiver; neither waits for a caller and no caller waits
-for them. Start-up is in ``front_end``, processes in ``launcher``.
+No transport here: a ``MessageSender`` carries messages away, and who receives an engine's outputs
+hands them to ``apply``. Neither waits for a caller, and no caller waits for them.
 """
 
 from __future__ import annotations
 
 import logging
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -15,36 +14,24 @@ import trio
 from trio_engine.client.base import EngineClient
 from trio_engine.client.request import ClientRequest
 from trio_engine.client.request_table import RequestTable
-from trio_engine.client.sender import WireSender
 from trio_engine.client.statistics import ClientStatistics, merge_scheduler_stats
 from trio_engine.client.utility_calls import UtilityCalls
-from trio_engine.errors import (
-    EngineClosedError,
-    EngineDeadError,
-    OverloadedError,
-    ProtocolError,
-)
-from trio_engine.wire.codec import OutputsDecoder, is_engine_core_dead
+from trio_engine.errors import EngineClosedError, EngineDeadError, OverloadedError
 from trio_engine.wire.messages import UtilityCall
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping
 
-    from trio_engine.client.front_end import FrontEnd
     from trio_engine.client.request import RequestSpec
-    from trio_engine.client.service_tasks import ServiceTasks
+    from trio_engine.client.sender import MessageSender
     from trio_engine.outputs import EngineCoreOutputs, SchedulerStats
     from trio_engine.text.processor import PreparedPrompt, TextProcessor
-    from trio_engine.wire.messages import Buffer, ReadyResponse
+    from trio_engine.wire.messages import ReadyResponse
 
 logger = logging.getLogger(__name__)
 
 CLIENT_INDEX = 0
 """Engines are told of one input and one output, so their first client is this one."""
-
-RECEIVE_BATCH = 32
-"""Messages applied between two checkpoints. One holds a step's tokens of every request, some 10
-µs each at most, so the caller's tasks wait a few ms at worst."""
 
 LONG_PROMPT_CHARS = 10_000
 """A longer text is tokenized in a thread. Tokenizers do about 1 million characters a second: up
@@ -55,14 +42,14 @@ FLUSH_TIMEOUT_S = 1.0
 
 
 class AsyncEngineClient(EngineClient):
-    """Made by ``open_client``.
+    """Made by ``open_wire_client`` or ``open_inproc_engine``.
 
     Counterpart: ``vllm/v1/engine/core_client.py`` ``AsyncMPClient`` together with the output
     handler of ``async_llm.py``. There a dead engine fails waiting streams only; utility calls
     wait for ever, and an unknown utility answer ends the receiver.
 
     Args:
-        front_end: its bound sockets; not owned.
+        sender: carries messages to engines; ``run_sender`` is to be run by a task.
         engines: what each engine announced, by its index.
         text: prepares prompts and follows outputs.
         max_in_flight: requests that may be open at once.
@@ -72,20 +59,18 @@ class AsyncEngineClient(EngineClient):
 
     def __init__(
         self,
-        front_end: FrontEnd,
+        sender: MessageSender,
         engines: Mapping[int, ReadyResponse | None],
         text: TextProcessor,
         *,
         max_in_flight: int | None,
         explain_death: Callable[[str], Awaitable[EngineDeadError]],
     ) -> None:
+        self._sender = sender
         self._engines = engines
         self._text = text
         self._max_in_flight = max_in_flight
         self._explain_death = explain_death
-        self._output = front_end.output
-        self._decoder = OutputsDecoder()
-        self._sender = WireSender(front_end.input, engines)
 
         self._requests = RequestTable()
         self._utility_calls = UtilityCalls()
@@ -176,35 +161,17 @@ class AsyncEngineClient(EngineClient):
         if self._make_error is not None:
             raise self._make_error()
 
-    # The tasks behind
+    # For the tasks behind
 
-    async def _run_sender(self) -> None:
+    async def run_sender(self) -> None:
+        """Carries messages away until the client is closed. A task of whoever made it."""
         try:
             await self._sender.run()
         except Exception as error:  # task boundary: whatever it is, callers must hear of it
-            await self._die("its connection is gone", error)
+            await self.notice_death("its connection is gone", error)
 
-    async def _run_receiver(self) -> None:
-        try:
-            while not self._ended.is_set():
-                for frames in await self._output.receive_many(RECEIVE_BATCH):
-                    await self._receive(frames)
-        except Exception as error:  # task boundary: whatever it is, callers must hear of it
-            logger.exception("receiver_ended")
-            await self._die("this client's receiver ended", error)
-
-    async def _receive(self, frames: Sequence[Buffer]) -> None:
-        if is_engine_core_dead(frames):
-            await self._die("it reported a fatal error")
-            return
-        try:
-            outputs = self._decoder.decode(frames)
-        except ProtocolError as error:
-            logger.warning("output_undecodable num_frames=%d reason=%s", len(frames), error)
-            return
-        self._apply(outputs)
-
-    def _apply(self, outputs: EngineCoreOutputs) -> None:
+    def apply(self, outputs: EngineCoreOutputs) -> None:
+        """Takes one message of an engine."""
         if outputs.scheduler_stats is not None:
             index = outputs.engine_index
             self._scheduler_stats[index] = merge_scheduler_stats(
@@ -217,7 +184,8 @@ class AsyncEngineClient(EngineClient):
         ):
             logger.debug("utility_answer_ignored call_id=%d", outputs.utility_output.call_id)
 
-    async def _die(self, noticed: str, cause: Exception | None = None) -> None:
+    async def notice_death(self, noticed: str, cause: Exception | None = None) -> None:
+        """``die``, with what can be found out about it."""
         error = await self._explain_death(noticed)
         error.__cause__ = cause
         self.die(error)
@@ -230,7 +198,7 @@ class AsyncEngineClient(EngineClient):
             self._sender.discard()
             self._end(lambda: _copy_of(death))
 
-    async def _aclose(self) -> None:
+    async def aclose(self) -> None:
         """Ends what is open, at the engine too.
 
         Cancellation: shielded, for ``FLUSH_TIMEOUT_S`` at most.
@@ -248,28 +216,6 @@ class AsyncEngineClient(EngineClient):
         self._requests.fail_all(make_error)
         self._utility_calls.fail_all(make_error)
         self._ended.set()
-
-
-@asynccontextmanager
-async def open_client(
-    front_end: FrontEnd,
-    engines: Mapping[int, ReadyResponse | None],
-    text: TextProcessor,
-    *,
-    max_in_flight: int | None,
-    explain_death: Callable[[str], Awaitable[EngineDeadError]],
-    tasks: ServiceTasks,
-) -> AsyncIterator[AsyncEngineClient]:
-    """A client with its tasks running. See ``AsyncEngineClient`` for the arguments."""
-    client = AsyncEngineClient(
-        front_end, engines, text, max_in_flight=max_in_flight, explain_death=explain_death
-    )
-    tasks.start_soon(client._run_sender)
-    tasks.start_soon(client._run_receiver)
-    try:
-        yield client
-    finally:
-        await client._aclose()
 
 
 def _copy_of(death: EngineDeadError) -> EngineDeadError:

@@ -63,9 +63,11 @@ class FrontEnd:
         self._addresses = addresses
         self._start_up: FrontEndHandshake | None = None
 
-    def missing(self) -> list[str]:
-        """What start-up still waits for, in words."""
-        return [] if self._start_up is None else self._start_up.missing()
+    def describe_timeout(self, timeout_s: float) -> str:
+        """That the engines were not ready in time, and what they had not said by then."""
+        unsaid = [] if self._start_up is None else self._start_up.missing()
+        missing = ", ".join(unsaid) or "its tokenizer"
+        return f"no engine was ready within {timeout_s:g} s (start_timeout_s); missing: {missing}"
 
     async def wait_engines_ready(
         self, expected: Iterable[ExpectedEngine]

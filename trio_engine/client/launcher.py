@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import sys
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import trio
 
-from trio_engine.client.async_client import open_client
 from trio_engine.client.front_end import open_front_end
 from trio_engine.client.process import open_engine_process
 from trio_engine.client.service_tasks import open_service_tasks
+from trio_engine.client.supervision import (
+    explain_process_death,
+    wait_process_ready,
+    watch_process,
+)
 from trio_engine.client.tokenizer_load import TokenizerLoad
+from trio_engine.client.wire_client import open_wire_client
 from trio_engine.config import EngineConfig
 from trio_engine.engine_arguments import config_to_arguments
 from trio_engine.errors import EngineDeadError, EngineStartError
@@ -26,11 +32,7 @@ from trio_engine.wire.handshake import ExpectedEngine
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from trio_engine.client.async_client import AsyncEngineClient
     from trio_engine.client.base import EngineClient
-    from trio_engine.client.front_end import FrontEnd
-    from trio_engine.client.process import EngineProcess
-    from trio_engine.client.service_tasks import ServiceTasks
     from trio_engine.text.tokenizer import Tokenizer
     from trio_engine.wire.messages import ReadyResponse
 
@@ -40,14 +42,6 @@ DEFAULT_START_TIMEOUT_S = 300.0
 INTERPRETER_EXIT_S = 2.0
 """What an engine may take beyond its own time limits to be gone: leaving an interpreter with
 torch loaded takes about 1 s."""
-
-EXIT_STATUS_WAIT_S = 1.0
-"""How long the news of a death waits for the process to end, to carry its exit status. Waiters
-are promised the news within 2 s."""
-
-LAST_OUTPUTS_S = 0.1
-"""Between a process's end and the news of it: what it sent last is in the socket's buffer, and
-ZeroMQ's thread hands it on within a few ms."""
 
 
 @asynccontextmanager
@@ -63,43 +57,36 @@ async def open_engine(
 ) -> AsyncIterator[EngineClient]:
     """Runs an engine in a process of its own for as long as the block.
 
-    An error of the body leaves as it was raised, never in a group, and an engine that dies does
-    not cancel the body: whoever uses it gets ``EngineDeadError``. The process ends with this one,
-    however that ends. Its output goes to the logger ``trio_engine.engine``.
+    An error of the body leaves as it was raised, and a dead engine does not cancel the body. The
+    process ends with this one, however that ends; its output goes to ``trio_engine.engine``.
 
     Args:
         config: what to run; the built-in model if not given.
-        tokenizer: "auto" loads the model's, or none for an executor that runs no model. With
-            None prompts are token ids and outputs have no text.
+        tokenizer: "auto" loads the model's if the executor runs one. With None prompts are
+            token ids and outputs have no text.
         max_in_flight: requests that may be open at once; beyond it ``OverloadedError``.
-        command: in place of this interpreter with ``-m trio_engine.engine``; the engine's flags
-            are appended.
+        command: instead of this interpreter's ``-m trio_engine.engine``; flags are appended.
         env: environment of the process; None is this one's.
         start_timeout_s: until the engine is ready, loading included.
-        terminate_timeout_s: from SIGTERM to SIGKILL when the block is left. None is what the
-            config allows an orderly end to take.
+        terminate_timeout_s: from SIGTERM to SIGKILL; None is what ``config`` lets it take.
 
     Raises:
         EngineStartError: it ended before it was ready, broke the protocol, or took too long.
         ModelError: its tokenizer cannot be loaded.
         ConfigError: no directory can hold its sockets.
 
-    Cancellation: at any point ends the process before it goes on, which takes
-    ``terminate_timeout_s`` and some seconds at most.
+    Cancellation: at any point ends the process first, within ``terminate_timeout_s`` and seconds.
 
     Example::
 
         async with open_engine(EngineConfig(max_num_seqs=8)) as engine:
             output = await engine.complete("The capital of France is")
-
-    Counterpart: ``vllm/v1/engine/utils.py`` ``launch_core_engines``, which waits for the
-    handshake without a limit and leaves the clean-up to finalizers.
     """
     config = config or EngineConfig()
     if terminate_timeout_s is None:
         terminate_timeout_s = _orderly_end_s(config)
     async with open_front_end() as front_end, open_service_tasks() as tasks:
-        load = TokenizerLoad(_model_to_tokenize(config, tokenizer))
+        load = _tokenizer_load(config, tokenizer)
         tasks.start_soon(load.run)
         async with open_engine_process(
             _command_line(command, front_end.handshake_address, config),
@@ -107,17 +94,16 @@ async def open_engine(
             terminate_timeout_s=terminate_timeout_s,
             tasks=tasks,
         ) as process:
-            engines = await _start_process(front_end, process, tasks, start_timeout_s)
-            loaded = await load.wait_loaded() if tokenizer == "auto" else tokenizer
-            async with open_client(
+            engines = await wait_process_ready(front_end, process, load, tasks, start_timeout_s)
+            async with open_wire_client(
                 front_end,
                 engines,
-                _text_processor(engines, loaded),
+                _text_processor(engines, await load.wait_loaded()),
                 max_in_flight=max_in_flight,
-                explain_death=lambda noticed: _await_death(process, noticed),
+                explain_death=partial(explain_process_death, process),
                 tasks=tasks,
             ) as client:
-                tasks.start_soon(_watch_process, process, client)
+                tasks.start_soon(watch_process, process, client)
                 yield client
 
 
@@ -154,8 +140,8 @@ async def connect_engine(
         with trio.move_on_after(start_timeout_s) as scope:
             engines = await front_end.wait_engines_ready(expected)
         if scope.cancelled_caught:
-            raise EngineStartError(_too_late(front_end, start_timeout_s))
-        async with open_client(
+            raise EngineStartError(front_end.describe_timeout(start_timeout_s))
+        async with open_wire_client(
             front_end,
             engines,
             _text_processor(engines, tokenizer),
@@ -182,8 +168,12 @@ def _orderly_end_s(config: EngineConfig) -> float:
     return own_limits_s + INTERPRETER_EXIT_S
 
 
-def _model_to_tokenize(config: EngineConfig, tokenizer: object) -> str | None:
-    return config.model if tokenizer == "auto" and config.executor == "torch" else None
+def _tokenizer_load(
+    config: EngineConfig, tokenizer: Tokenizer | Literal["auto"] | None
+) -> TokenizerLoad:
+    if tokenizer == "auto":
+        return TokenizerLoad(config.model if config.executor == "torch" else None)
+    return TokenizerLoad(None, tokenizer)
 
 
 def _text_processor(
@@ -195,65 +185,5 @@ def _text_processor(
     return TextProcessor(tokenizer, max_model_len=min(known))
 
 
-async def _start_process(
-    front_end: FrontEnd, process: EngineProcess, tasks: ServiceTasks, start_timeout_s: float
-) -> dict[int, ReadyResponse | None]:
-    with trio.move_on_after(start_timeout_s) as scope:
-        tasks.start_soon(_cancel_at_exit, process, scope)
-        try:
-            return await front_end.wait_engines_ready([ExpectedEngine(0, local=True)])
-        except EngineStartError as broken:
-            broken.stderr_tail = process.stderr_tail
-            _note_output(broken, process)
-            raise
-    if process.exit_status is None:
-        message = _too_late(front_end, start_timeout_s)
-    else:
-        message = f"the engine process ended before it was ready: {process.describe_exit()}"
-    error = EngineStartError(
-        message, exit_status=process.exit_status, stderr_tail=process.stderr_tail
-    )
-    _note_output(error, process)
-    raise error
-
-
-async def _cancel_at_exit(process: EngineProcess, scope: trio.CancelScope) -> None:
-    await process.wait()
-    scope.cancel("the engine process ended")
-
-
-def _too_late(front_end: FrontEnd, start_timeout_s: float) -> str:
-    missing = ", ".join(front_end.missing())
-    return f"no engine was ready within {start_timeout_s:g} s (start_timeout_s); missing: {missing}"
-
-
-async def _watch_process(process: EngineProcess, client: AsyncEngineClient) -> None:
-    await process.wait()
-    await trio.sleep(LAST_OUTPUTS_S)
-    client.die(_death_of(process, "its process ended"))
-
-
-async def _await_death(process: EngineProcess, noticed: str) -> EngineDeadError:
-    with trio.move_on_after(EXIT_STATUS_WAIT_S):
-        await process.wait()
-    return _death_of(process, noticed)
-
-
 async def _explain_without_process(noticed: str) -> EngineDeadError:
     return EngineDeadError(f"the engine died: {noticed}")
-
-
-def _death_of(process: EngineProcess, noticed: str) -> EngineDeadError:
-    error = EngineDeadError(
-        f"the engine died: {noticed} ({process.describe_exit()})",
-        exit_status=process.exit_status,
-        stderr_tail=process.stderr_tail,
-    )
-    _note_output(error, process)
-    return error
-
-
-def _note_output(error: Exception, process: EngineProcess) -> None:
-    """The child's last lines stand below a printed traceback, where one looks for a cause."""
-    if process.stderr_tail:
-        error.add_note(f"The end of the engine's output:\n{process.stderr_tail}")

@@ -94,8 +94,10 @@ class Mailbox:
             self._prompt_logprobs = entry.new_prompt_logprobs_tensors
         if entry.prefill_stats is not None:
             self._num_cached_tokens = entry.prefill_stats.num_cached_tokens
-        self._has_news = True
-        self._wake_if_ready()
+        # Not for an entry that only brings an end, or its reader would get an empty item first.
+        if num_tokens or text or entry.new_prompt_logprobs_tensors is not None:
+            self._has_news = True
+            self._wake_if_ready()
 
     def finish(self, finish_reason: FinishReason, stop_reason: int | str | None = None) -> None:
         """Ends the request; the reader's next item is its last."""

@@ -9,9 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    Frames = Sequence[bytes | memoryview]
+    from trio_engine.wire.messages import Frames
 
 
 class Outbox:

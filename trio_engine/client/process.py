@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 from collections import deque
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import trio
@@ -169,23 +169,34 @@ async def open_engine_process(
 
     Cancellation: while spawning, waits for the fork's outcome, then ends what it made.
     """
-    # The pipes' ends are not inheritable; spawning passes on exactly one end of each.
     child_input, owner = os.pipe()
+    with ExitStack() as held:
+        # Last of all: closing it tells the child that its owner is gone. It is not inheritable,
+        # or any other child of ours would keep the engine alive after us.
+        held.callback(os.close, owner)
+        process = await _spawn(command, env, child_input)
+        try:
+            tasks.start_soon(process.read_output)
+            yield process
+        finally:
+            await process.aclose(terminate_timeout_s)
+
+
+async def _spawn(
+    command: Sequence[str], env: Mapping[str, str] | None, child_input: int
+) -> EngineProcess:
+    """Starts the process and closes the ends that are its own now, ``child_input`` among them."""
     output, child_output = os.pipe()
     try:
-        process = EngineProcess(
-            await trio.lowlevel.open_process(
-                list(command),
-                stdin=child_input,
-                stdout=child_output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env=env,
-            ),
-            output,
+        process = await trio.lowlevel.open_process(
+            list(command),
+            stdin=child_input,
+            stdout=child_output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=env,
         )
     except BaseException as error:
-        os.close(owner)
         os.close(output)
         if isinstance(error, OSError):
             raise EngineStartError(f"cannot run {command[0]!r}: {error}") from error
@@ -193,11 +204,4 @@ async def open_engine_process(
     finally:
         os.close(child_input)
         os.close(child_output)
-    try:
-        tasks.start_soon(process.read_output)
-        yield process
-    finally:
-        try:
-            await process.aclose(terminate_timeout_s)
-        finally:
-            os.close(owner)
+    return EngineProcess(process, output)

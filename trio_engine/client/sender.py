@@ -1,10 +1,11 @@
-"""The sending half of a client over the wire: outboxes, their doorbell, and the writer.
+"""The sending half of a client: outboxes, their doorbell, and the writer.
 
-Callers post without waiting; one task hands what they posted to ZeroMQ.
+Callers post without waiting; one task hands what they posted to whatever carries it.
 """
 
 from __future__ import annotations
 
+import abc
 import contextlib
 from typing import TYPE_CHECKING
 
@@ -13,26 +14,22 @@ import trio
 from trio_engine.client.outbox import Outbox
 from trio_engine.errors import ProtocolError, RequestError
 from trio_engine.wire.codec import RequestEncoder
-from trio_engine.wire.handshake import engine_identity
 from trio_engine.wire.messages import AbortRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from trio_engine.transport.socket import ZmqSocket
-    from trio_engine.wire.messages import EngineCoreMessage
+    from trio_engine.wire.messages import EngineCoreMessage, Frames
 
 
-class WireSender:
+class MessageSender(abc.ABC):
     """Messages from callers to engines. ``run`` is its one task.
 
     Args:
-        socket: a ROUTER that engines are connected to; not owned.
-        engine_indices: those engines.
+        engine_indices: the engines.
     """
 
-    def __init__(self, socket: ZmqSocket, engine_indices: Iterable[int]) -> None:
-        self._socket = socket
+    def __init__(self, engine_indices: Iterable[int]) -> None:
         self._outboxes = {index: Outbox() for index in engine_indices}
         self._encoder = RequestEncoder()
         # Capacity 1: a ring says "look at the outboxes", and a second one would say it again.
@@ -87,7 +84,7 @@ class WireSender:
         """Sends what is posted until ``close``.
 
         Raises:
-            trio.BrokenResourceError: an engine is not connected any more.
+            Exception: a message could not be carried; callers' engine is gone.
 
         Cancellation: what was not sent stays in the outboxes and is lost with them.
         """
@@ -95,16 +92,20 @@ class WireSender:
             with self._rings:
                 async for _ in self._rings:
                     for index, outbox in self._outboxes.items():
-                        await self._empty(engine_identity(index), outbox)
+                        await self._empty(index, outbox)
         finally:
             self._ended.set()
 
-    async def _empty(self, identity: bytes, outbox: Outbox) -> None:
+    @abc.abstractmethod
+    async def _send(self, engine_index: int, frames: Frames) -> None:
+        """Carries one message away, or raises and ``run`` ends."""
+
+    async def _empty(self, engine_index: int, outbox: Outbox) -> None:
         while True:
             if aborts := outbox.pop_aborts():
-                await self._socket.send([identity, *self._encoder.encode(AbortRequest(aborts))])
+                await self._send(engine_index, self._encoder.encode(AbortRequest(aborts)))
             elif (frames := outbox.pop()) is not None:
-                await self._socket.send([identity, *frames])
+                await self._send(engine_index, frames)
             else:
                 return
 

@@ -15,11 +15,12 @@ class TokenizerLoad:
 
     Args:
         model: as in ``EngineConfig``; None loads nothing.
+        tokenizer: the result where nothing is loaded.
     """
 
-    def __init__(self, model: str | None) -> None:
+    def __init__(self, model: str | None, tokenizer: Tokenizer | None = None) -> None:
         self._model = model
-        self._tokenizer: Tokenizer | None = None
+        self._tokenizer = tokenizer
         self._failure: Exception | None = None
         self._done = trio.Event()
 
@@ -36,7 +37,7 @@ class TokenizerLoad:
             self._done.set()
 
     async def wait_loaded(self) -> Tokenizer | None:
-        """The tokenizer, or None if there was no model.
+        """The tokenizer, or None if there is none.
 
         Raises:
             ModelError: it cannot be loaded.

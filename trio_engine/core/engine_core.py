@@ -95,18 +95,12 @@ class EngineCore:
         ABORT. Under a live id of the same client the newcomer is dropped with a log line: any
         output under that id would end the first one.
         """
-        if not 0 <= request.client_index < len(self.outboxes):
+        client_index, request_id = request.client_index, request.request_id
+        has_client = 0 <= client_index < len(self.outboxes)
+        if not has_client or (client_index, request_id) in self._requests:
+            reason = "id is live" if has_client else "no such client"
             logger.warning(
-                "add_dropped request_id=%r reason='no client %d'",
-                request.request_id,
-                request.client_index,
-            )
-            return
-        if (request.client_index, request.request_id) in self._requests:
-            logger.warning(
-                "add_dropped request_id=%r reason='id is live' client=%d",
-                request.request_id,
-                request.client_index,
+                "add_dropped request_id=%r client=%d reason=%r", request_id, client_index, reason
             )
             return
         if self._is_draining:
@@ -123,11 +117,10 @@ class EngineCore:
 
         A live request under this id is not touched, as by ``add``.
         """
-        if not 0 <= client_index < len(self.outboxes):
-            return
-        if (client_index, request_id) in self._requests:
-            return
-        self.outboxes[client_index].refuse(request_id, FinishReason.ERROR, is_pooling=is_pooling)
+        has_client = 0 <= client_index < len(self.outboxes)
+        if has_client and (client_index, request_id) not in self._requests:
+            outbox = self.outboxes[client_index]
+            outbox.refuse(request_id, FinishReason.ERROR, is_pooling=is_pooling)
 
     def abort(self, client_index: int, request_ids: Iterable[str]) -> None:
         """Ends requests of a client at its wish: no output, but told as finished.
@@ -202,8 +195,7 @@ class EngineCore:
         """
         if not self._steps or self._steps[0].plan.plan_id != plan_id:
             raise StepError(f"failure of plan {plan_id} out of turn") from error
-        steps = list(self._steps)
-        self._steps.clear()
+        steps, self._steps = list(self._steps), deque()
         rows = dict(zip(steps[0].plan.slots, steps[0].requests, strict=True))
         slots = set(error.slots)
         if not slots or not slots <= rows.keys():
@@ -367,20 +359,18 @@ class EngineCore:
 
     def _end_overflowing_clients(self) -> None:
         for outbox in self.outboxes:
-            if outbox.num_bytes > self._outbox_limit_bytes:
-                requests = [
-                    request
-                    for request in self._requests.values()
-                    if request.client_index == outbox.client_index
-                ]
-                if requests:
-                    logger.error(
-                        "client_overflow client=%d unsent_bytes=%d requests=%d",
-                        outbox.client_index,
-                        outbox.num_bytes,
-                        len(requests),
-                    )
-                self._finish_many(requests, RequestEvent.FAIL, FinishReason.ERROR)
+            if outbox.num_bytes <= self._outbox_limit_bytes:
+                continue
+            client_index = outbox.client_index
+            requests = [r for r in self._requests.values() if r.client_index == client_index]
+            if requests:
+                logger.error(
+                    "client_overflow client=%d unsent_bytes=%d requests=%d",
+                    client_index,
+                    outbox.num_bytes,
+                    len(requests),
+                )
+            self._finish_many(requests, RequestEvent.FAIL, FinishReason.ERROR)
 
     def _note_moves(self, step: ScheduledStep) -> None:
         for request in step.preempted:
@@ -388,10 +378,8 @@ class EngineCore:
             self._note_event(request, EngineCoreEventType.PREEMPTED)
         for request in step.resumed:
             if self._log_stats and not request.num_preemptions:
-                num_prompt = request.num_prompt_tokens
-                request.prefill_stats = PrefillStats(
-                    num_prompt_tokens=num_prompt, num_computed_tokens=num_prompt
-                )
+                num_tokens = request.num_prompt_tokens
+                request.prefill_stats = PrefillStats(num_tokens, num_tokens)
             self._note_event(request, EngineCoreEventType.SCHEDULED)
 
     def _note_event(self, request: Request, event: EngineCoreEventType) -> None:

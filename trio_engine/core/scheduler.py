@@ -138,7 +138,7 @@ class Scheduler:
             assert request.status is RequestStatus.RUNNING, f"{request} in running"
         for request in self.waiting:
             is_queued = request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
-            assert is_queued, f"{request} waits as {request.status.value}"
+            assert is_queued, f"{request} in waiting"
             assert not request.block_ids, f"{request} waits with blocks"
             assert request.slot == NO_SLOT, f"{request} waits with a slot"
         self.kv_cache.check_integrity(self.running)

@@ -114,12 +114,12 @@ class EngineCoreProc:
         self._guard = ExitGuard(self._leave_process if owns_process else None)
         self._context: ZmqContext
         self._links: ClientLinks
-        self._core: EngineCore | None = None
+        self._loop: StepLoop | None = None
         self._is_ready = False
 
     def statistics(self) -> EngineCoreStatistics | None:
         """The core's counts; None before the executor is loaded."""
-        return None if self._core is None else self._core.statistics()
+        return None if self._loop is None else self._loop.core.statistics()
 
     async def run(
         self, task_status: trio.TaskStatus[EngineCoreProc] = trio.TASK_STATUS_IGNORED
@@ -133,7 +133,7 @@ class EngineCoreProc:
         Cancellation: as a stop with ``shutdown_timeout_s`` 0: every request gets ABORT, the
         running step is waited for, outboxes are flushed for at most ``flush_timeout_s``.
         """
-        cause: Exception | None = None
+        causes: list[Exception] = []
         try:
             async with open_context() as self._context:
                 self._links = ClientLinks(
@@ -144,15 +144,17 @@ class EngineCoreProc:
                 )
                 await self._run_io(task_status)
         except* Exception as group:
-            cause = _first_cause(group)
-            logger.critical("engine_failed ready=%s", self._is_ready, exc_info=cause)
-        finally:
-            gc.unfreeze()
-        if cause is not None:
-            summary = str(cause) or repr(cause)
+            causes = _leaves(group)
+            for cause in causes:
+                logger.critical("engine_failed ready=%s", self._is_ready, exc_info=cause)
+        except* trio.Cancelled:
+            if not causes:  # a failure must not hide behind a cancellation
+                raise
+        if causes:
+            summary = str(causes[0]) or repr(causes[0])
             if self._is_ready:
-                raise EngineDeadError(f"the engine died: {summary}") from cause
-            raise EngineStartError(summary) from cause
+                raise EngineDeadError(f"the engine died: {summary}") from causes[0]
+            raise EngineStartError(summary) from causes[0]
 
     # The nurseries, from the outside in
 
@@ -163,12 +165,15 @@ class EngineCoreProc:
             try:
                 await self._run_work(io, task_status)
             except BaseException as error:
-                failed = _is_failure(error)
+                # What crashed out here, a writer, shows as the cancellation of this nursery.
+                failed = _is_failure(error) or io.cancel_scope.cancel_called
                 raise
             finally:
                 # Synchronous: whatever ended the work, cancellation included, this is done.
-                self._say_last_words(failed=failed)
-                self._guard.disarm()
+                try:
+                    self._say_last_words(failed=failed)
+                finally:
+                    self._guard.disarm()
 
     async def _run_work(
         self, io: trio.Nursery, task_status: trio.TaskStatus[EngineCoreProc]
@@ -177,7 +182,7 @@ class EngineCoreProc:
             if self._owns_process:
                 await work.start(watch_signals, self.shutdown)
             if self._owner_descriptor is not None:
-                work.start_soon(watch_owner, self.shutdown, self._owner_descriptor)
+                work.start_soon(self._watch_owner, self._owner_descriptor)
             with trio.CancelScope() as until_stop:
                 work.start_soon(self._stop_start_up, until_stop)
                 await self._run_forward(io, work, task_status)
@@ -203,12 +208,14 @@ class EngineCoreProc:
                 await handshake_socket.send([self._handshake.ready()])
                 await handshake_socket.aclose()
                 self._is_ready = True
-                gc.collect()
-                gc.freeze()  # the loaded heap lives as long as the engine: never walk it again
+                if self._owns_process:
+                    # The loaded heap lives as long as the engine: never walk it again.
+                    gc.collect()
+                    gc.freeze()
                 task_status.started(self)
                 await self._run_steps(work, loop)
             finally:
-                self._arm_guard()
+                self._arm_guard(forward)
 
     async def _open_links(
         self,
@@ -220,14 +227,14 @@ class EngineCoreProc:
         properties = await start_up.wait_loaded(forward, doorbell)
         addresses = self._handshake.addresses
         assert addresses is not None
-        core = self._core = EngineCore(
+        core = EngineCore(
             self._config,
             properties,
             num_clients=len(addresses.inputs),
             clock=time.monotonic,
             engine_index=self._engine_index,
         )
-        loop = StepLoop(
+        loop = self._loop = StepLoop(
             core,
             forward,
             pipeline_depth=self._config.pipeline_depth,
@@ -242,6 +249,10 @@ class EngineCoreProc:
             await start_up.wait_coordinator(self._context, addresses.coordinator_input)
         return loop
 
+    async def _watch_owner(self, descriptor: int) -> None:
+        await watch_owner(self.shutdown, descriptor)
+        self._guard.shorten(OWNERLESS_GRACE_S)
+
     async def _stop_start_up(self, until_stop: trio.CancelScope) -> None:
         """Before READY a request to stop ends everything; later it is ``_drain_when_asked``'s."""
         await self.shutdown.requested.wait()
@@ -253,7 +264,7 @@ class EngineCoreProc:
             work.start_soon(self._drain_when_asked, loop, steps)
             await loop.run()
         # Told now, while the step that still runs is waited for.
-        loop.abort_all()
+        work.start_soon(loop.refuse_all)
 
     async def _drain_when_asked(self, loop: StepLoop, steps: trio.CancelScope) -> None:
         await self.shutdown.requested.wait()
@@ -264,13 +275,13 @@ class EngineCoreProc:
 
     # The ways out
 
-    def _arm_guard(self) -> None:
+    def _arm_guard(self, forward: ForwardThread) -> None:
         """From here on the forward thread has only so long to return."""
         grace_s = self._config.exit_grace_s
         if self.shutdown.owner_is_gone:
             grace_s = min(grace_s, OWNERLESS_GRACE_S)
-        if not self._is_ready:
-            grace_s = 0.0  # a load may take minutes, and there is nobody to tell anything
+        if forward.is_loading:
+            grace_s = 0.0  # it may take minutes, and there is nobody to tell anything
         asked = self.shutdown.requested.is_set()
         self._guard.arm(grace_s, ExitStatus.STOPPED if asked else self._failure_status)
 
@@ -279,23 +290,28 @@ class EngineCoreProc:
         return ExitStatus.CRASHED if self._is_ready else ExitStatus.START_UP_FAILED
 
     def _say_last_words(self, *, failed: bool) -> None:
-        if self._core is not None:
-            if failed and self._is_ready:
-                for outbox in self._core.outboxes:
+        try:
+            if self._loop is not None and not failed:
+                self._loop.abort_all()
+            elif self._loop is not None and self._is_ready:
+                for outbox in self._loop.core.outboxes:
                     outbox.mark_dead()
-            elif not failed:
-                self._core.abort_all()
-        if self.shutdown.owner_is_gone:
-            self._context.drop_linger()
-            self._links.close(0.0)
-        else:
-            self._links.close(self._config.flush_timeout_s)
+        finally:
+            # Without an owner nobody reads it; before READY nobody waits for more.
+            if self.shutdown.owner_is_gone or not self._is_ready:
+                self._context.drop_linger()
+                self._links.close(0.0)
+            else:
+                self._links.close(self._config.flush_timeout_s)
 
     async def _leave_process(self, status: ExitStatus) -> None:
         """The exit guard's last act: the forward thread holds the work nursery and will not go."""
-        self._say_last_words(failed=status is ExitStatus.CRASHED)
-        await self._links.wait_flushed()
-        await self._context.aclose()
+        try:
+            self._say_last_words(failed=status is ExitStatus.CRASHED)
+            await self._links.wait_flushed()
+            await self._context.aclose()
+        except Exception:
+            logger.exception("last_words_failed")  # and go: nothing else would end the process
         logging.shutdown()
         os._exit(status)
 
@@ -331,8 +347,8 @@ def _is_failure(error: BaseException) -> bool:
     return isinstance(error, Exception)
 
 
-def _first_cause(error: BaseException) -> Exception:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, Exception)
-    return error
+def _leaves(error: Exception) -> list[Exception]:
+    """The errors of a group, oldest first."""
+    if isinstance(error, ExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]

@@ -38,8 +38,8 @@ class ExitGuard:
     def __init__(self, leave: Callable[[ExitStatus], Awaitable[None]] | None) -> None:
         self._leave = leave
         self._armed = trio.Event()
-        self._grace_s = 0.0
         self._status = ExitStatus.STOPPED
+        self._grace = trio.CancelScope()
         # Shielded: it must outlive the cancellation that it guards. ``disarm`` ends it.
         self._scope = trio.CancelScope(shield=True)
 
@@ -47,18 +47,24 @@ class ExitGuard:
         """Sleeps until armed, then for the grace, then leaves unless disarmed meanwhile."""
         with self._scope:
             await self._armed.wait()
-            await trio.sleep(self._grace_s)
+            with self._grace:
+                await trio.sleep_forever()
             if self._leave is None:
                 logger.warning("forward_thread_busy waiting=unbounded")
                 return
-            logger.error("forward_thread_stuck grace_s=%s", self._grace_s)
+            logger.error("forward_thread_stuck status=%d", self._status)
             await self._leave(self._status)
 
     def arm(self, grace_s: float, status: ExitStatus) -> None:
-        """Starts the countdown; a second call changes nothing."""
-        if not self._armed.is_set():
-            self._grace_s, self._status = grace_s, status
-            self._armed.set()
+        """Starts the countdown."""
+        self._status = status
+        self._grace.deadline = trio.current_time() + grace_s
+        self._armed.set()
+
+    def shorten(self, grace_s: float) -> None:
+        """Lets a countdown that has started end after ``grace_s`` at the latest."""
+        if self._armed.is_set():
+            self._grace.deadline = min(self._grace.deadline, trio.current_time() + grace_s)
 
     def disarm(self) -> None:
         """The forward thread has returned, or never started."""

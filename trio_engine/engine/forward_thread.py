@@ -70,10 +70,12 @@ class ForwardThread:
 
     Attributes:
         events: what came back, oldest first; the step loop takes them out.
+        is_loading: whether nothing has come back yet, not even that the load failed.
     """
 
     def __init__(self, executor: Executor, on_event: Callable[[], object]) -> None:
         self.events: deque[ForwardEvent] = deque()
+        self.is_loading = True
         self._executor = executor
         self._on_event = on_event
         self._orders: queue.SimpleQueue[StepPlan | DeviceCommand | _Order] = queue.SimpleQueue()
@@ -185,6 +187,7 @@ class ForwardThread:
             token.run_sync_soon(self._receive, event)
 
     def _receive(self, event: ForwardEvent) -> None:
+        self.is_loading = False
         self.events.append(event)
         self._on_event()
 

@@ -6,6 +6,7 @@ shield of its own that only the deadline for the last words ends.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from trio_engine.transport.context import ZmqContext
     from trio_engine.transport.socket import ZmqSocket
     from trio_engine.wire.messages import EngineZmqAddresses
+
+logger = logging.getLogger(__name__)
 
 # Few messages may hide in ZeroMQ: behind them outputs merge in the outbox, whose size is bounded.
 OUTPUT_SEND_HWM = 16
@@ -83,14 +86,7 @@ class ClientLinks:
             socket.connect(address)
             # A ROUTER cannot send to a peer that has not spoken first.
             await socket.send([announcement])
-            readers.start_soon(
-                read_requests,
-                socket,
-                index,
-                loop.input_channel,
-                loop.doorbell,
-                name=f"reader {address}",
-            )
+            readers.start_soon(read_requests, socket, index, loop.inbox, name=f"reader {address}")
 
     def ring(self, client_index: int) -> None:
         """Has a client's writer look into its outbox."""
@@ -112,5 +108,8 @@ class ClientLinks:
         try:
             with writer.scope:
                 await write_outputs(socket, outbox, writer.doorbell, self._clock)
+            if writer.scope.cancelled_caught:
+                logger.warning("outputs_dropped client=%d", outbox.client_index)
+                socket.drop_linger()  # its client had its time
         finally:
             writer.done.set()

@@ -5,11 +5,12 @@ Engine. They move messages and decide nothing; what cannot be decoded is passed 
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import trio
 
-from trio_engine.engine.step_loop import Arrival
+from trio_engine.engine.inbox import Arrival
 from trio_engine.wire.codec import OutputsEncoder, RequestDecoder, UndecodableRequest
 from trio_engine.wire.messages import ENGINE_CORE_DEAD
 
@@ -18,35 +19,42 @@ if TYPE_CHECKING:
 
     from trio_engine.core.outbox import Outbox
     from trio_engine.engine.doorbell import Doorbell
+    from trio_engine.engine.inbox import Inbox
     from trio_engine.transport.socket import ZmqSocket
+    from trio_engine.wire.messages import Frames
 
 # Messages decoded between two checkpoints: about 1 ms of work, so that a burst of requests does
 # not keep the step loop from its turn.
 MAX_MESSAGES_PER_SLICE = 32
 
+# What a reader still takes when it is cancelled. Only a flood has more, and must not hold up the
+# end.
+MAX_LAST_MESSAGES = 1024
 
-async def read_requests(
-    socket: ZmqSocket,
-    client_index: int,
-    channel: trio.MemorySendChannel[list[Arrival]],
-    doorbell: Doorbell,
-) -> None:
+
+async def read_requests(socket: ZmqSocket, client_index: int, inbox: Inbox) -> None:
     """Decodes what comes from one client and hands it to the step loop, for ever.
 
-    Cancellation: messages decoded but not taken by the channel are lost; the engine ends then.
+    Cancellation: whatever had arrived is in the inbox, so that every request there is answered.
     """
     decoder = RequestDecoder()
 
-    def decode(frames: list[bytes | memoryview]) -> Arrival:
+    def decode(frames: Frames) -> Arrival:
         try:
             return Arrival(client_index, decoder.decode(frames))
         except UndecodableRequest as error:
             return Arrival(client_index, error)
 
-    while True:
-        messages = await socket.receive_many(MAX_MESSAGES_PER_SLICE)
-        await channel.send([decode(frames) for frames in messages])
-        doorbell.ring()
+    try:
+        while True:
+            await inbox.wait_room()
+            messages = await socket.receive_many(MAX_MESSAGES_PER_SLICE)
+            inbox.put([decode(frames) for frames in messages])
+    except trio.Cancelled:
+        with contextlib.suppress(trio.WouldBlock, trio.ClosedResourceError):
+            for _ in range(MAX_LAST_MESSAGES):
+                inbox.put([decode(socket.receive_nowait())])
+        raise
 
 
 async def write_outputs(

@@ -5,11 +5,14 @@ Engine. Whoever asks, it ends in one place, ``Shutdown.request``.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 
 import trio
+
+from trio_engine.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -60,13 +63,17 @@ async def watch_owner(shutdown: Shutdown, descriptor: int) -> None:
     """Waits for the end of the process that holds the other end of a pipe.
 
     The owner never writes: the end of the pipe is the end of the owner.
+
+    Raises:
+        ConfigError: nobody can wait for this descriptor.
     """
-    os.set_blocking(descriptor, False)
-    while True:
-        await trio.lowlevel.wait_readable(descriptor)
-        try:
-            if not os.read(descriptor, 4096):
-                break
-        except BlockingIOError:
-            continue
+    try:
+        os.set_blocking(descriptor, False)
+        while True:
+            await trio.lowlevel.wait_readable(descriptor)
+            with contextlib.suppress(BlockingIOError):
+                if not os.read(descriptor, 4096):
+                    break
+    except OSError as error:
+        raise ConfigError(f"owner descriptor {descriptor} is no pipe: {error}") from error
     shutdown.lose_owner()

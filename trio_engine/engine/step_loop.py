@@ -10,16 +10,16 @@ import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import trio
 
 from trio_engine.core.plan import DeviceCommand, StepResult
 from trio_engine.engine.forward_thread import Broken, CommandDone, Loaded, StepFailed
+from trio_engine.engine.inbox import Inbox
 from trio_engine.errors import StepError
 from trio_engine.outputs import UtilityOutput
 from trio_engine.requests import EngineCoreRequest
 from trio_engine.wire.codec import UndecodableRequest
-from trio_engine.wire.messages import AbortRequest, EngineCoreMessage, UtilityCall
+from trio_engine.wire.messages import AbortRequest, UtilityCall
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -27,21 +27,11 @@ if TYPE_CHECKING:
     from trio_engine.core.engine_core import EngineCore
     from trio_engine.engine.doorbell import Doorbell
     from trio_engine.engine.forward_thread import ForwardEvent, ForwardThread
+    from trio_engine.engine.inbox import Arrival
 
 logger = logging.getLogger(__name__)
 
 SHUTTING_DOWN = "Server shutting down"
-
-# Lists of messages between readers and loop. The loop empties it each turn, so it fills only
-# while one turn computes; a full one makes readers wait, and ZeroMQ then holds the backlog.
-INPUT_CHANNEL_LISTS = 8
-
-
-class Arrival(msgspec.Struct):
-    """A message and the client by whose socket it came, or what could be read of a bad one."""
-
-    client_index: int
-    message: EngineCoreMessage | UndecodableRequest
 
 
 class StepLoop:
@@ -56,8 +46,7 @@ class StepLoop:
         on_output: called with a client's index when its outbox has something new.
 
     Attributes:
-        doorbell: as given.
-        input_channel: where readers put what came.
+        inbox: where readers put what came.
         start_utility_call: takes a utility call; set by who owns the calls' nursery.
     """
 
@@ -71,10 +60,11 @@ class StepLoop:
         on_output: Callable[[int], object],
     ) -> None:
         self.core = core
-        self.start_utility_call: Callable[[UtilityCall], object] = self._refuse_utility_call
+        self.inbox = Inbox(doorbell)
+        self.start_utility_call: Callable[[UtilityCall], object] = self.refuse_utility_call
         self._forward = forward
         self._pipeline_depth = pipeline_depth
-        self.doorbell = doorbell
+        self._doorbell = doorbell
         self._on_output = on_output
         self._is_draining = False
         self._num_holds = 0
@@ -84,10 +74,6 @@ class StepLoop:
         self._commands: dict[int, _PendingCommand] = {}
         # Tasks that wait for a moment without plans in flight.
         self._settled = trio.lowlevel.ParkingLot()
-        self._input: trio.MemoryReceiveChannel[list[Arrival]]
-        self.input_channel, self._input = trio.open_memory_channel[list[Arrival]](
-            INPUT_CHANNEL_LISTS
-        )
 
     async def run(self) -> None:
         """Works until a drain is complete.
@@ -98,18 +84,29 @@ class StepLoop:
         Cancellation: between two turns; what is in flight is left to the forward thread. Call
         ``abort_all`` then, so that every request has an end.
         """
+        self._turn()
         while not (self._is_draining and not self.core.has_requests):
+            await self._doorbell.wait()
             self._turn()
-            await self.doorbell.wait()
 
     def start_draining(self) -> None:
         """New requests and utility calls are refused from now on; ends ``run`` when all is done."""
         self._is_draining = True
         self.core.start_draining()
-        self.doorbell.ring()
+        self._doorbell.ring()
+
+    async def refuse_all(self) -> None:
+        """After ``run``, until cancelled: answers what still comes, by ``abort_all``."""
+        while True:
+            self.abort_all()
+            await self._doorbell.wait()
 
     def abort_all(self) -> None:
-        """Ends every request by an ABORT output, after ``run`` has been left."""
+        """Ends every request by an ABORT output, after ``run`` has been left.
+
+        Messages in the inbox are taken first: requests there get ABORT, utility calls a failure.
+        """
+        self._is_draining = True
         self.core.start_draining()
         self._take_input()
         self.core.abort_all()
@@ -119,6 +116,10 @@ class StepLoop:
         """Puts a utility answer into its client's outbox."""
         self.core.outboxes[client_index].put_utility_output(output)
         self._on_output(client_index)
+
+    def refuse_utility_call(self, call: UtilityCall) -> None:
+        """Answers a call that will not be served any more."""
+        self.answer(call.client_index, UtilityOutput(call.call_id, failure_message=SHUTTING_DOWN))
 
     async def wait_quiescent(self) -> None:
         """Returns when a pause has come to rest. Cancellation: nothing is left behind."""
@@ -139,7 +140,7 @@ class StepLoop:
             yield
         finally:
             self._num_holds -= 1
-            self.doorbell.ring()
+            self._doorbell.ring()
 
     async def run_command(self, method: str, *args: Any) -> Any:
         """Has the executor do something between two plans, and returns what it returned.
@@ -175,13 +176,8 @@ class StepLoop:
         self._ring_writers()
 
     def _take_input(self) -> None:
-        while True:
-            try:
-                arrivals = self._input.receive_nowait()
-            except trio.WouldBlock:
-                return
-            for arrival in arrivals:
-                self._take(arrival)
+        for arrival in self.inbox.take():
+            self._take(arrival)
 
     def _take(self, arrival: Arrival) -> None:
         message = arrival.message
@@ -200,12 +196,9 @@ class StepLoop:
         if not 0 <= call.client_index < len(self.core.outboxes):
             logger.warning("call_dropped method=%r client=%d", call.method, call.client_index)
         elif self._is_draining:
-            self._refuse_utility_call(call)
+            self.refuse_utility_call(call)
         else:
             self.start_utility_call(call)
-
-    def _refuse_utility_call(self, call: UtilityCall) -> None:
-        self.answer(call.client_index, UtilityOutput(call.call_id, failure_message=SHUTTING_DOWN))
 
     def _take_undecodable(self, client_index: int, error: UndecodableRequest) -> None:
         logger.warning("message_undecodable client=%d reason='%s'", client_index, error)

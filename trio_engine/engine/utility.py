@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import inspect
 import math
-import typing
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import trio
 
-from trio_engine.errors import EngineError, ProtocolError, RequestError
+from trio_engine.errors import EngineError, ProtocolError, RequestError, UtilityError
 from trio_engine.outputs import EngineCoreOutputs, UtilityOutput, UtilityResult
 from trio_engine.requests import SERVED_TASK, PauseMode
 from trio_engine.wire.codec import OutputsEncoder
@@ -39,9 +38,11 @@ class UtilityMethod:
     def __init__(self, name: str, handler: UtilityHandler) -> None:
         self._name = name
         self._handler = handler
-        self._signature = inspect.signature(handler)
-        hints = typing.get_type_hints(handler)
-        self._types = [hints.get(parameter, Any) for parameter in self._signature.parameters]
+        self._signature = inspect.signature(handler, eval_str=True)
+        self._types = [
+            Any if parameter.annotation is parameter.empty else parameter.annotation
+            for parameter in self._signature.parameters.values()
+        ]
 
     def __call__(self, args: list[Any]) -> Any:
         """Calls the handler; RequestError if the arguments do not fit it."""
@@ -94,6 +95,9 @@ class UtilityCalls:
     async def _finish(self, call: UtilityCall, pending: Awaitable[Any]) -> None:
         try:
             result = await pending
+        except trio.Cancelled:
+            self._loop.refuse_utility_call(call)  # the engine ends, and this was its last chance
+            raise
         except Exception as error:
             self._answer_failure(call, error)
         else:
@@ -145,8 +149,9 @@ def built_in_methods(loop: StepLoop) -> dict[str, UtilityHandler]:
     ) -> list[Any]:
         if kwargs:
             raise RequestError(f"kwargs must be empty, got {kwargs!r}")
-        with trio.fail_after(math.inf if limit_s is None else limit_s):
+        with trio.move_on_after(math.inf if limit_s is None else limit_s):
             return [await loop.run_command(method, *(args or ()))]
+        raise UtilityError(f"{method} was not done within {limit_s:g} s")
 
     return {
         "get_supported_tasks": lambda: [SERVED_TASK],

@@ -67,6 +67,7 @@ class TorchExecutor:
         """Starts a plan.
 
         Raises:
+            RequestStepError: a new row has token ids outside the vocabulary.
             StepError: it contradicts the rows, memory ran out, or there is no model.
         """
         if plan.reset:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trio_engine.model.attention import AttentionView, RowLayout, attention_view
+from trio_engine.model.attention_layout import RowLayout, attention_view
 from trio_engine.model.device import to_device
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from trio_engine.model.attention import AttentionView
     from trio_engine.model.config import ModelConfig
     from trio_engine.model.kv_cache import KVCache
     from trio_engine.model.rows import Rows

@@ -162,8 +162,8 @@ def _require_room(
     if num_blocks >= 1 and needed <= free_bytes:
         return
     raise ConfigError(
-        f"{option} {value}: a KV cache of {num_blocks} blocks of {shape.block_size} tokens is "
-        f"asked for; one block takes {shape.block_bytes} bytes, and {free_bytes} bytes are free"
+        f"{option} {value}: a KV cache of {num_blocks} blocks of {shape.block_size} tokens cannot "
+        f"be; one takes {shape.block_bytes} bytes, and {free_bytes} bytes are free for it"
     )
 
 

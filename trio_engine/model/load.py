@@ -30,7 +30,6 @@ CUDA_STEP_TOKENS = 8192
 
 # Half a second at the 70 GFLOP/s that two AVX2 cores reach.
 _CPU_STEP_FLOPS = 35e9
-_LEAST_CPU_STEP_TOKENS = 32
 _MOST_CPU_STEP_TOKENS = 256
 _RESERVED_BYTES = 256 << 20
 
@@ -108,7 +107,7 @@ def _load_runner(config: EngineConfig, decoder: Decoder) -> LoadedModel:
 
 
 def default_step_tokens(model: ModelConfig, *, is_cpu: bool) -> int:
-    """Tokens of one step; on CPU so few that it takes about half a second.
+    """Tokens of one step; on CPU so few that it takes about half a second, in whole 32s.
 
     The embedding is counted once: an untied head is computed for few of a step's tokens.
     """
@@ -118,8 +117,8 @@ def default_step_tokens(model: ModelConfig, *, is_cpu: bool) -> int:
     attention = 2 * model.hidden_size * model.head_dim * heads
     mlp = 3 * model.hidden_size * model.intermediate_size
     flops_per_token = 2 * model.num_layers * (attention + mlp)
-    tokens = int(_CPU_STEP_FLOPS / flops_per_token)
-    return max(_LEAST_CPU_STEP_TOKENS, min(_MOST_CPU_STEP_TOKENS, tokens))
+    tokens = int(_CPU_STEP_FLOPS / flops_per_token) // 32 * 32
+    return max(32, min(_MOST_CPU_STEP_TOKENS, tokens))
 
 
 def _reserve(config: EngineConfig, model: ModelConfig, default_step_tokens: int) -> int:

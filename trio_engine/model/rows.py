@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trio_engine.errors import StepError
+from trio_engine.errors import RequestStepError, StepError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +23,7 @@ class Rows:
     """Token histories and block tables by slot, as arrays that a batch is cut from.
 
     Args:
+        vocab_size: token ids are below it.
         max_num_seqs: slots.
         max_model_len: tokens of one row.
         block_size: tokens of a KV block.
@@ -40,8 +41,14 @@ class Rows:
     """
 
     def __init__(
-        self, max_num_seqs: int, max_model_len: int, block_size: int, num_blocks: int
+        self,
+        vocab_size: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        num_blocks: int,
     ) -> None:
+        self._vocab_size = vocab_size
         self._block_size = block_size
         self._null_block = num_blocks
         # Zeros are not resident before they are written: 256 rows of 128k tokens cost nothing.
@@ -59,9 +66,11 @@ class Rows:
         """Applies a plan's deltas.
 
         Returns:
-            The blocks whose contents nobody wants any more: new ones that hold no computed token.
+            The blocks whose contents nobody wants any more: those beyond a new row's computed
+            tokens, and those appended to a running row. No other row may be reading them.
 
         Raises:
+            RequestStepError: a new row has token ids outside the vocabulary.
             StepError: a slot, block or length out of range; rows may be partly changed.
         """
         if plan.reset:
@@ -150,8 +159,13 @@ class Rows:
             raise StepError(f"request {row.request_id}: {num_tokens} tokens in slot {slot}")
         if not 0 <= row.num_computed_tokens < num_tokens:
             raise StepError(f"request {row.request_id}: {row.num_computed_tokens} are computed")
+        token_ids = np.array(row.token_ids, dtype=np.int64)
+        if token_ids.min() < 0 or token_ids.max() >= self._vocab_size:
+            # Admission refuses them; here one would end the engine, or on CUDA the device.
+            message = f"request {row.request_id}: token ids outside 0-{self._vocab_size - 1}"
+            raise RequestStepError(message, slots=[slot])
         self._drop(slot)
-        self.token_ids[slot, :num_tokens] = row.token_ids
+        self.token_ids[slot, :num_tokens] = token_ids
         self.num_tokens[slot] = self.num_settled[slot] = num_tokens
         self.num_prompt[slot] = row.num_prompt_tokens
         self.num_computed[slot] = row.num_computed_tokens

@@ -53,7 +53,13 @@ class ModelRunner:
         self._decoder = decoder
         self._cache = cache
         self._device, self._dtype = decoder.device, decoder.dtype
-        self._rows = Rows(max_num_seqs, max_model_len, cache.shape.block_size, cache.num_blocks)
+        self._rows = Rows(
+            model.vocab_size,
+            max_num_seqs,
+            max_model_len,
+            cache.shape.block_size,
+            cache.num_blocks,
+        )
         self._sampling_rows = SamplingRows(max_num_seqs, model.vocab_size)
         self._sampler = Sampler(self._sampling_rows)
         self._batches = BatchBuilder(self._rows, cache, model, self._device, self._dtype)
@@ -77,6 +83,7 @@ class ModelRunner:
         """Applies a plan's deltas and starts its forward pass.
 
         Raises:
+            RequestStepError: a new row has token ids outside the vocabulary.
             StepError: the plan contradicts the rows, or memory ran out.
         """
         with out_of_memory_as(StepError, f"computing {plan.num_tokens} tokens"):

@@ -17,9 +17,23 @@ _BAR_WIDTH = 30
 logger = logging.getLogger(__name__)
 
 
-def log_load_progress(done_bytes: int, total_bytes: int) -> None:
-    """Reports how much of the weights is loaded, as a log line that ``parse_progress`` reads."""
-    logger.info("%s done_bytes=%d total_bytes=%d", PROGRESS_EVENT, done_bytes, total_bytes)
+class LoadProgressLog:
+    """Reports how much of the weights is loaded, as log lines that ``parse_progress`` reads.
+
+    One line for each ``STEP`` of the whole, not one for each of a model's hundreds of tensors.
+    """
+
+    STEP = 0.05
+
+    def __init__(self) -> None:
+        self._next_share = 0.0
+
+    def __call__(self, done_bytes: int, total_bytes: int) -> None:
+        share = done_bytes / total_bytes if total_bytes else 1.0
+        if share < min(self._next_share, 1.0):
+            return
+        self._next_share = share + self.STEP
+        logger.info("%s done_bytes=%d total_bytes=%d", PROGRESS_EVENT, done_bytes, total_bytes)
 
 
 def parse_progress(line: str) -> tuple[int, int] | None:

@@ -114,8 +114,13 @@ class CoreDriver:
         self.core.update(result)
         return True
 
-    def run_until_idle(self) -> None:
-        """Makes moves in the plainest order until nothing is left to do."""
+    def run_until_idle(self, max_steps: int = 10_000) -> None:
+        """Makes moves in the plainest order until nothing is left to do.
+
+        Raises:
+            AssertionError: something is left after ``max_steps`` plans.
+        """
+        last_plan = self.core.statistics().num_steps + max_steps
         while True:
             while self.can_schedule and self.schedule():
                 pass
@@ -125,6 +130,8 @@ class CoreDriver:
                 self.collect()
             else:
                 break
+            num_steps = self.core.statistics().num_steps
+            assert num_steps <= last_plan, f"no end after {max_steps} plans"
         self.receive()
 
     def receive(self) -> None:

@@ -148,3 +148,15 @@ async def test_rows_of_several_widths_are_joined_at_the_smallest() -> None:
     assert output.logprobs is not None
     assert output.logprobs.logprob_token_ids.tolist() == [[0, 1, 2]] * 3
     assert output.logprobs.sampled_token_ranks.shape == (3,)
+
+
+@pytest.mark.parametrize("kind", [DELTA, CUMULATIVE])
+async def test_an_empty_entry_is_no_item_before_the_failure(kind: RequestOutputKind) -> None:
+    """An engine's ERROR comes in an entry without tokens, often after all else was read."""
+    mailbox = Mailbox("r", 1, kind)
+    put(mailbox, 1)
+    assert (await mailbox.receive()).token_ids == [1]
+    put(mailbox)
+    mailbox.fail(ValueError("x"))
+    with pytest.raises(ValueError, match="x"):
+        await mailbox.receive()

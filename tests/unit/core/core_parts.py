@@ -115,9 +115,7 @@ def run_step(core: EngineCore, *token_ids: int) -> StepPlan:
 
 def take(core: EngineCore, client_index: int = 0) -> list[EngineCoreOutput]:
     """All unsent outputs of one client, taken."""
-    return [
-        output for message in take_messages(core, client_index) for output in message.outputs
-    ]
+    return [output for message in take_messages(core, client_index) for output in message.outputs]
 
 
 def take_messages(core: EngineCore, client_index: int = 0) -> list[EngineCoreOutputs]:

@@ -98,9 +98,7 @@ def test_the_integrity_check_finds_a_block_with_two_holders() -> None:
 def test_the_limit_is_the_least_of_what_is_configured_trained_and_held(
     configured: int | None, model: int, num_blocks: int, block_size: int, limit: int
 ) -> None:
-    properties = make_properties(
-        max_model_len=model, num_blocks=num_blocks, block_size=block_size
-    )
+    properties = make_properties(max_model_len=model, num_blocks=num_blocks, block_size=block_size)
     assert effective_max_model_len(EngineConfig(max_model_len=configured), properties) == limit
 
 

@@ -272,9 +272,7 @@ def test_a_cache_reset_is_told_whenever_it_was(
     outbox: Outbox, earlier: bool, later: bool, merged: bool
 ) -> None:
     for reset in (earlier, later):
-        outbox.put_scheduler_stats(
-            SchedulerStats(prefix_cache_stats=PrefixCacheStats(reset=reset))
-        )
+        outbox.put_scheduler_stats(SchedulerStats(prefix_cache_stats=PrefixCacheStats(reset=reset)))
     (message,) = outbox.take(0.0)
     assert message.scheduler_stats is not None
     assert message.scheduler_stats.prefix_cache_stats.reset is merged

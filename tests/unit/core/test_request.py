@@ -29,7 +29,8 @@ def test_tokens_are_a_copy_so_that_the_client_s_list_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("max_tokens", "max_model_len", "total"), [(5, 64, 8), (100, 64, 64), (61, 64, 64), (None, 9, 9)]
+    ("max_tokens", "max_model_len", "total"),
+    [(5, 64, 8), (100, 64, 64), (61, 64, 64), (None, 9, 9)],
 )
 def test_the_total_is_cut_by_max_tokens_or_max_model_len(
     max_tokens: int | None, max_model_len: int, total: int

@@ -16,7 +16,9 @@ LENGTH: StopDecision = (FinishReason.LENGTH, None)
 REPETITION: StopDecision = (FinishReason.REPETITION, REPETITION_STOP_REASON)
 
 
-def decide(output: list[int], *, prompt: list[int] | int = 3, **options: Any) -> StopDecision | None:
+def decide(
+    output: list[int], *, prompt: list[int] | int = 3, **options: Any
+) -> StopDecision | None:
     """The decision after the last token of ``output``."""
     request = make_request(prompt=prompt, **options)
     request.token_ids.extend(output)

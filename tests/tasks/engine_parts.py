@@ -1,0 +1,119 @@
+"""An engine in the test's own nursery, and the front end that a test plays by hand."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+import trio
+
+from trio_engine.config import EngineConfig
+from trio_engine.core.plan import NewRow, StepPlan
+from trio_engine.engine.engine_core_proc import NO_UTILITIES, run_engine_core
+from trio_engine.sampling_params import SamplingParams
+from trio_engine.testing.scripted_executor import ScriptedExecutor
+from trio_engine.testing.wire_front_end import WireFrontEnd
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from trio_engine.engine.engine_core_proc import EngineCoreProc
+    from trio_engine.engine.utility import UtilityHandler
+    from trio_engine.executor.base import Executor, ExecutorFactory
+
+TEST_TIMEOUT_S = 20.0
+"""No test here waits for time to pass; this ends one that would hang."""
+
+CONFIG = EngineConfig(
+    executor="null",
+    max_model_len=64,
+    block_size=4,
+    num_blocks=64,
+    max_num_seqs=4,
+    handshake_timeout_s=10.0,
+    flush_timeout_s=1.0,
+)
+
+
+@asynccontextmanager
+async def open_engine_beside(
+    executor: Executor | ExecutorFactory,
+    *,
+    config: EngineConfig = CONFIG,
+    num_clients: int = 1,
+    receive_hwm: int | None = None,
+    utilities: Mapping[str, UtilityHandler] = NO_UTILITIES,
+) -> AsyncIterator[tuple[WireFrontEnd, EngineCoreProc]]:
+    """A started engine and its front end; the end of the block cancels the engine.
+
+    An engine that fails cancels the block, and its error leaves in the nursery's group.
+    """
+    factory = executor if callable(executor) else lambda _config: executor
+    with trio.fail_after(TEST_TIMEOUT_S):
+        async with (
+            WireFrontEnd(num_clients, receive_hwm=receive_hwm) as front_end,
+            trio.open_nursery() as nursery,
+        ):
+            async with trio.open_nursery() as start:
+                start.start_soon(front_end.start_up)
+                proc = await nursery.start(
+                    partial(
+                        run_engine_core,
+                        config,
+                        executor_factory=factory,
+                        handshake_address=front_end.handshake_address,
+                        utilities=utilities,
+                    )
+                )
+            try:
+                yield front_end, proc
+            finally:
+                if isinstance(executor, ScriptedExecutor):
+                    for gate in executor.gates.values():
+                        gate.open()
+            nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def open_scripted(
+    *,
+    config: EngineConfig = CONFIG,
+    launches_ahead: bool = False,
+    num_clients: int = 1,
+    receive_hwm: int | None = None,
+    utilities: Mapping[str, UtilityHandler] = NO_UTILITIES,
+) -> AsyncIterator[tuple[WireFrontEnd, EngineCoreProc, ScriptedExecutor]]:
+    """``open_engine_beside`` with a scripted executor, whose gates open at the end."""
+    executor = ScriptedExecutor(config, launches_ahead=launches_ahead)
+    async with open_engine_beside(
+        executor,
+        config=config,
+        num_clients=num_clients,
+        receive_hwm=receive_hwm,
+        utilities=utilities,
+    ) as (front_end, proc):
+        yield front_end, proc, executor
+
+
+def make_plan(plan_id: int, *request_ids: str, new: bool = False, reset: bool = False) -> StepPlan:
+    """One token for each request; a request's slot is its place. ``new`` sets up the rows."""
+    rows = [
+        NewRow(
+            slot=slot,
+            request_id=request_id,
+            token_ids=[7],
+            num_prompt_tokens=1,
+            num_computed_tokens=0,
+            block_ids=[slot],
+            sampling_params=SamplingParams(),
+        )
+        for slot, request_id in enumerate(request_ids)
+    ]
+    return StepPlan(
+        plan_id=plan_id,
+        slots=list(range(len(request_ids))),
+        num_scheduled_tokens=[1] * len(request_ids),
+        new_rows=rows if new or reset else [],
+        reset=reset,
+    )

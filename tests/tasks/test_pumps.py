@@ -1,0 +1,254 @@
+"""Between sockets and the step loop: nothing is lost, nothing is decided."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.tasks.engine_parts import TEST_TIMEOUT_S
+from trio_engine.core.outbox import Outbox
+from trio_engine.engine import pumps
+from trio_engine.engine.doorbell import Doorbell
+from trio_engine.engine.inbox import MAX_LISTS, Inbox
+from trio_engine.engine.pumps import MAX_MESSAGES_PER_SLICE, read_requests, write_outputs
+from trio_engine.outputs import FinishReason, UtilityOutput, UtilityResult
+from trio_engine.transport.context import ZmqContext, open_context
+from trio_engine.transport.socket import SocketKind
+from trio_engine.wire.codec import OutputsDecoder, RequestEncoder, UndecodableRequest
+from trio_engine.wire.messages import ENGINE_CORE_DEAD, AbortRequest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from trio_engine.outputs import EngineCoreOutputs
+    from trio_engine.transport.socket import ZmqSocket
+
+PEER = b"\x00\x00"
+
+
+@pytest.fixture
+async def context() -> AsyncIterator[ZmqContext]:
+    with trio.fail_after(TEST_TIMEOUT_S):
+        async with open_context() as made:
+            yield made
+
+
+@pytest.fixture
+async def inputs(context: ZmqContext, tmp_path: Path) -> tuple[ZmqSocket, ZmqSocket]:
+    """A front end's ROUTER and the engine's DEALER, which have met."""
+    router = context.socket(SocketKind.ROUTER)
+    dealer = context.socket(SocketKind.DEALER, identity=PEER, receive_hwm=0)
+    dealer.connect(router.bind(f"ipc://{tmp_path}/in"))
+    await dealer.send([b"hello"])
+    await router.receive()
+    return router, dealer
+
+
+@pytest.fixture
+async def outputs(context: ZmqContext, tmp_path: Path) -> tuple[ZmqSocket, ZmqSocket]:
+    """The engine's PUSH and a front end's PULL."""
+    pull = context.socket(SocketKind.PULL)
+    push = context.socket(SocketKind.PUSH)
+    push.connect(pull.bind(f"ipc://{tmp_path}/out"))
+    return push, pull
+
+
+class CountingInbox(Inbox):
+    """Tells when it has taken in so many messages."""
+
+    def __init__(self) -> None:
+        self.doorbell = Doorbell()
+        super().__init__(self.doorbell)
+        self.ids: list[str] = []
+
+    def empty(self) -> None:
+        for arrival in self.take():
+            assert isinstance(arrival.message, AbortRequest)
+            assert arrival.client_index == 3
+            self.ids += arrival.message.request_ids
+
+    async def wait_ids(self, count: int) -> None:
+        while len(self.ids) < count:
+            await self.doorbell.wait()
+            self.empty()
+
+
+async def send_aborts(router: ZmqSocket, *request_ids: str) -> None:
+    encoder = RequestEncoder()
+    for request_id in request_ids:
+        await router.send([PEER, *encoder.encode(AbortRequest([request_id]))])
+
+
+# Reading
+
+
+async def test_a_burst_is_read_whole_and_in_order(inputs: tuple[ZmqSocket, ZmqSocket]) -> None:
+    router, dealer = inputs
+    inbox = CountingInbox()
+    ids = [str(i) for i in range(10 * MAX_MESSAGES_PER_SLICE)]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read_requests, dealer, 3, inbox)
+        await send_aborts(router, *ids)
+        await inbox.wait_ids(len(ids))
+        nursery.cancel_scope.cancel()
+    assert inbox.ids == ids
+
+
+async def test_a_reader_waits_for_the_loop_and_leaves_the_rest_to_zeromq(
+    inputs: tuple[ZmqSocket, ZmqSocket], context: ZmqContext
+) -> None:
+    router, dealer = inputs
+    inbox = CountingInbox()
+    ids = [str(i) for i in range(2 * MAX_LISTS * MAX_MESSAGES_PER_SLICE)]
+    await send_aborts(router, *ids)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read_requests, dealer, 3, inbox)
+        while dealer.statistics().messages_received < MAX_LISTS:
+            await trio.lowlevel.checkpoint()
+        await wait_all_tasks_blocked(0.05)
+        assert dealer.statistics().messages_received <= MAX_LISTS * MAX_MESSAGES_PER_SLICE
+        await inbox.wait_ids(len(ids))
+        nursery.cancel_scope.cancel()
+    assert inbox.ids == ids
+
+
+async def test_cancelling_a_reader_loses_nothing_that_has_arrived(
+    inputs: tuple[ZmqSocket, ZmqSocket],
+) -> None:
+    """Neither what it holds while the inbox is full, nor what is still in its socket."""
+    router, dealer = inputs
+    inbox = CountingInbox()
+    ids = [str(i) for i in range(MAX_LISTS + 100)]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read_requests, dealer, 3, inbox)
+        for number, request_id in enumerate(ids, 1):
+            await send_aborts(router, request_id)
+            if number <= MAX_LISTS:  # one by one, so that each is a list
+                while dealer.statistics().messages_received < number:
+                    await trio.lowlevel.checkpoint()
+        await wait_all_tasks_blocked(0.05)
+        assert dealer.statistics().messages_received == MAX_LISTS
+        nursery.cancel_scope.cancel()
+    inbox.empty()
+    assert len(inbox.ids) > MAX_LISTS
+    while len(inbox.ids) < len(ids):  # ZeroMQ may not have handed over all of them by then
+        _, body = await dealer.receive()
+        inbox.ids += msgspec.msgpack.decode(body)
+    assert inbox.ids == ids
+
+
+async def test_a_flood_does_not_hold_up_the_end(
+    inputs: tuple[ZmqSocket, ZmqSocket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router, dealer = inputs
+    monkeypatch.setattr(pumps, "MAX_LAST_MESSAGES", 3)
+    inbox = CountingInbox()
+    async with trio.open_nursery() as nursery:
+        await send_aborts(router, *map(str, range(100)))
+        await wait_all_tasks_blocked(0.1)
+        nursery.cancel_scope.cancel()
+        nursery.start_soon(read_requests, dealer, 3, inbox)
+    inbox.empty()
+    assert inbox.ids == ["0", "1", "2"]
+
+
+async def test_what_does_not_decode_is_passed_on_as_such(
+    inputs: tuple[ZmqSocket, ZmqSocket],
+) -> None:
+    router, dealer = inputs
+    inbox = CountingInbox()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read_requests, dealer, 3, inbox)
+        await router.send([PEER, b"\x07", b"?"])
+        await inbox.doorbell.wait()
+        (arrival,) = inbox.take()
+        assert arrival.client_index == 3
+        assert isinstance(arrival.message, UndecodableRequest)
+        await send_aborts(router, "next")
+        await inbox.wait_ids(1)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_socket_that_is_closed_ends_the_reader(
+    inputs: tuple[ZmqSocket, ZmqSocket],
+) -> None:
+    _, dealer = inputs
+    with pytest.RaisesGroup(trio.ClosedResourceError):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read_requests, dealer, 3, CountingInbox())
+            await wait_all_tasks_blocked()
+            dealer.close()
+
+
+# Writing
+
+
+async def receive(pull: ZmqSocket) -> EngineCoreOutputs:
+    return OutputsDecoder().decode(await pull.receive())
+
+
+async def test_what_is_put_in_after_a_ring_goes_out(outputs: tuple[ZmqSocket, ZmqSocket]) -> None:
+    push, pull = outputs
+    outbox, doorbell = Outbox(0, 5), Doorbell()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(write_outputs, push, outbox, doorbell, time.monotonic)
+        for request_id in ("x", "y"):
+            before = time.monotonic()
+            outbox.refuse(request_id, FinishReason.ERROR)
+            doorbell.ring()
+            message = await receive(pull)
+            assert [output.request_id for output in message.outputs] == [request_id]
+            assert message.engine_index == 5
+            assert before <= message.timestamp <= time.monotonic()
+        doorbell.close()
+
+
+async def test_the_last_words_are_outputs_then_answers_then_the_death_notice(
+    outputs: tuple[ZmqSocket, ZmqSocket],
+) -> None:
+    push, pull = outputs
+    outbox, doorbell = Outbox(0, 0), Doorbell()
+    outbox.mark_dead()
+    outbox.put_utility_output(UtilityOutput(1, result=UtilityResult(None, 1)))
+    outbox.put_utility_output(UtilityOutput(2, result=UtilityResult(None, 2)))
+    outbox.refuse("x", FinishReason.ABORT)
+    doorbell.close()
+    await write_outputs(push, outbox, doorbell, time.monotonic)
+    assert [output.request_id for output in (await receive(pull)).outputs] == ["x"]
+    for call_id in (1, 2):
+        answer = (await receive(pull)).utility_output
+        assert answer is not None
+        assert answer.call_id == call_id
+    assert await pull.receive() == [ENGINE_CORE_DEAD]
+
+
+async def test_a_death_notice_is_not_sent_before_the_end(
+    outputs: tuple[ZmqSocket, ZmqSocket],
+) -> None:
+    push, pull = outputs
+    outbox, doorbell = Outbox(0, 0), Doorbell()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(write_outputs, push, outbox, doorbell, time.monotonic)
+        outbox.mark_dead()
+        doorbell.ring()
+        await wait_all_tasks_blocked()
+        assert push.statistics().messages_sent == 0
+        outbox.refuse("x", FinishReason.ERROR)
+        doorbell.close()
+    assert (await receive(pull)).outputs
+    assert await pull.receive() == [ENGINE_CORE_DEAD]
+
+
+async def test_nothing_to_say_sends_nothing(outputs: tuple[ZmqSocket, ZmqSocket]) -> None:
+    push, _ = outputs
+    doorbell = Doorbell()
+    doorbell.ring()
+    doorbell.close()
+    await write_outputs(push, Outbox(0, 0), doorbell, time.monotonic)
+    assert push.statistics().messages_sent == 0
