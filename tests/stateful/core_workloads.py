@@ -6,9 +6,10 @@ chooses them, at random or by Hypothesis, meets every interleaving.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from trio_engine.config import EngineConfig
 from trio_engine.core.engine_core import EngineCore
@@ -21,7 +22,7 @@ from trio_engine.testing.core_driver import CoreDriver, RequestLog
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
     from trio_engine.core.plan import StepPlan, StepResult
 
@@ -31,55 +32,42 @@ NUM_CLIENTS = 2
 # Ten times what the longest workload takes: a bug is a failure and not a hang.
 MAX_MOVES = 20_000
 
-
-class Fault(NamedTuple):
-    """How a plan fails: before it runs, or after all of it ran; rows count round the plan."""
-
-    moment: Literal["launch", "collect"]
-    rows: tuple[int, ...]
+Moment = Literal["launch", "collect"]
 
 
 class FlakyExecutor(KVCheckingExecutor):
-    """Fails the plans that ``find_fault`` picks."""
+    """Fails on demand, before a plan runs or after all of it ran."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        *,
-        launches_ahead: bool,
-        find_fault: Callable[[StepPlan], Fault | None],
-    ) -> None:
+    def __init__(self, config: EngineConfig, *, launches_ahead: bool) -> None:
         super().__init__(config, launches_ahead=launches_ahead, vocab_size=VOCAB_SIZE)
-        self._find_fault = find_fault
-        self._late_errors: dict[int, RequestStepError] = {}
         self.num_faults = 0
+        # Which row is at fault in the plan that is next launched or collected.
+        self.next_faults: dict[Moment, int] = {}
+        self._slots: deque[Sequence[int]] = deque()
 
     def launch(self, plan: StepPlan) -> None:
-        fault = self._find_fault(plan)
-        if fault is not None:
-            self.num_faults += 1
-            slots = [plan.slots[row % len(plan.slots)] for row in fault.rows]
-            error = RequestStepError(f"planted at {fault.moment}", slots=slots)
-            if fault.moment == "launch":
-                raise error
-            self._late_errors[plan.plan_id] = error
+        self._fail("launch", plan.slots)
         super().launch(plan)
+        self._slots.append(plan.slots)
 
     def collect(self) -> StepResult:
         result = super().collect()
-        error = self._late_errors.pop(result.plan_id, None)
-        if error is not None:
-            raise error
+        self._fail("collect", self._slots.popleft())
         return result
+
+    def _fail(self, moment: Moment, slots: Sequence[int]) -> None:
+        row = self.next_faults.pop(moment, None)
+        if row is not None:
+            self.num_faults += 1
+            raise RequestStepError(f"planted at {moment}", slots=[slots[row % len(slots)]])
 
 
 @dataclass
 class Workload:
-    """Requests, the limits they run under, and how plans fail."""
+    """Requests and the limits they run under."""
 
     config: EngineConfig
     launches_ahead: bool
-    find_fault: Callable[[StepPlan], Fault | None]
     requests: list[EngineCoreRequest]
 
 
@@ -100,11 +88,7 @@ class WorkloadRun:
     """A workload on its way. A move that cannot be made now is none; each is checked."""
 
     def __init__(self, workload: Workload) -> None:
-        self.executor = FlakyExecutor(
-            workload.config,
-            launches_ahead=workload.launches_ahead,
-            find_fault=workload.find_fault,
-        )
+        self.executor = FlakyExecutor(workload.config, launches_ahead=workload.launches_ahead)
         self.core = make_core(workload.config, self.executor)
         self.driver = CoreDriver(
             self.core, self.executor, pipeline_depth=workload.config.pipeline_depth
@@ -153,6 +137,14 @@ class WorkloadRun:
         if self.driver.can_collect:
             self.driver.collect()
             self._check()
+
+    def fail_launch(self, index: int) -> None:
+        """The next plan launched, by one of its rows."""
+        self.executor.next_faults["launch"] = index
+
+    def fail_collect(self, index: int) -> None:
+        """The next plan collected, by one of its rows."""
+        self.executor.next_faults["collect"] = index
 
     def receive(self) -> None:
         self.driver.receive()
@@ -274,18 +266,9 @@ def draw_workload(rng: random.Random) -> Workload:
         max_num_batched_tokens=rng.choice([1, 3, 8, 64, 256]),
         pipeline_depth=rng.choice([1, 2, 2]),
     )
-    fault_rate = rng.choice([0.0, 0.01, 0.04])
-
-    def find_fault(plan: StepPlan) -> Fault | None:
-        if rng.random() >= fault_rate:
-            return None
-        rows = tuple(rng.randrange(8) for _ in range(rng.choice([1, 1, 2])))
-        return Fault(rng.choice(["launch", "collect"]), rows)
-
     return Workload(
         config=config,
         launches_ahead=rng.random() < 0.5,
-        find_fault=find_fault,
         requests=[_draw_request(rng, index) for index in range(rng.randint(2, 12))],
     )
 
@@ -306,6 +289,10 @@ def run_at_random(run: WorkloadRun, rng: random.Random) -> None:
     arrival_rate = rng.choice([0.05, 0.5, 1.0])
     abort_rate = rng.choice([0.0, 0.01, 0.03])
     control_rate = rng.choice([0.0, 0.0, 0.02])
+    fault_rate = rng.choice([0.0, 0.01])
+    # Where a plan that preempts is in flight is where most can go wrong.
+    after_preemption_rate = rng.choice([0.0, 0.5])
+    num_preemptions = 0
     while not run.is_over:
         if rng.random() < arrival_rate or not run.core.has_requests:
             run.add()
@@ -313,6 +300,10 @@ def run_at_random(run: WorkloadRun, rng: random.Random) -> None:
             run.abort(rng.randrange(8))
         if rng.random() < control_rate:
             rng.choice([run.pause, run.preempt_all])()
+        preempts = run.core.statistics().num_preemptions > num_preemptions
+        num_preemptions = run.core.statistics().num_preemptions
+        if rng.random() < (after_preemption_rate if preempts else fault_rate):
+            rng.choice([run.fail_launch, run.fail_collect, run.fail_collect])(rng.randrange(8))
         moves = [
             move
             for move, is_possible in (

@@ -6,22 +6,17 @@ is finished in the plainest order.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hypothesis import given, strategies as st
 
 from tests.stateful.core_workloads import (
     VOCAB_SIZE,
-    Fault,
     Workload,
     WorkloadRun,
     make_config,
     make_request,
 )
-
-if TYPE_CHECKING:
-    from trio_engine.core.plan import StepPlan
-    from trio_engine.requests import EngineCoreRequest
 
 
 def make_prompt(first_and_length: tuple[int, int]) -> list[int]:
@@ -39,15 +34,6 @@ CONFIGS = st.builds(
     max_num_batched_tokens=st.sampled_from([64, 8, 3, 1]),
     pipeline_depth=st.sampled_from([2, 1]),
 )
-FAULTS = st.dictionaries(
-    st.integers(0, 40),
-    st.builds(
-        Fault,
-        moment=st.sampled_from(["launch", "collect"]),
-        rows=st.lists(st.integers(0, 7), min_size=1, max_size=2).map(tuple),
-    ),
-    max_size=4,
-)
 REQUEST_OPTIONS = st.fixed_dictionaries(
     {
         "prompt": st.tuples(st.integers(0, VOCAB_SIZE - 1), st.integers(1, 30)).map(make_prompt),
@@ -57,31 +43,24 @@ REQUEST_OPTIONS = st.fixed_dictionaries(
         "eos": st.sampled_from([False, False, True]),
     }
 )
-# Those that keep the pipeline full are named twice: drawn more often.
+MOVES_OF_A_ROW = ["abort", "fail_launch", "fail_collect"]
+# Those that keep the pipeline full are drawn more often.
 MOVES = st.sampled_from(
     [
-        *("schedule", "launch", "collect", "schedule", "launch", "collect"),
-        *("add", "add", "receive", "abort", "pause", "resume", "preempt_all"),
+        *["schedule", "launch", "collect"] * 4,
+        *["add", "add", "receive", "pause", "resume", "preempt_all"],
+        *MOVES_OF_A_ROW,
     ]
 )
 
 
 @st.composite
 def workloads(draw: st.DrawFn) -> Workload:
-    faults: dict[int, Fault] = draw(FAULTS)
-
-    def find_fault(plan: StepPlan) -> Fault | None:
-        return faults.get(plan.plan_id)
-
     options: list[dict[str, Any]] = draw(st.lists(REQUEST_OPTIONS, min_size=1, max_size=10))
-    requests: list[EngineCoreRequest] = [
-        make_request(index, **values) for index, values in enumerate(options)
-    ]
     return Workload(
         config=draw(CONFIGS),
         launches_ahead=draw(st.booleans()),
-        find_fault=find_fault,
-        requests=requests,
+        requests=[make_request(index, **values) for index, values in enumerate(options)],
     )
 
 
@@ -91,8 +70,8 @@ def test_tokens_equal_a_solo_run_in_any_order_of_moves(
 ) -> None:
     run = WorkloadRun(workload)
     for move, index in moves:
-        if move == "abort":
-            run.abort(index)
+        if move in MOVES_OF_A_ROW:
+            getattr(run, move)(index)
         else:
             getattr(run, move)()
     run.finish()

@@ -36,12 +36,7 @@ def run(arguments: list[str]) -> int:
         proc = _make_proc(options)
     except ConfigError as error:
         parser.error(str(error))
-    status = _run_proc(proc)
-    if proc.shutdown.owner_is_gone:
-        # An interpreter with torch in it takes a second to end: too long for "gone within 2 s".
-        logging.shutdown()
-        os._exit(status)
-    return status
+    return run_proc(proc)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -91,8 +86,21 @@ def _handshake_address(options: argparse.Namespace) -> str:
     return f"tcp://{f'[{host}]' if ':' in host else host}:{options.data_parallel_rpc_port}"
 
 
-def _run_proc(proc: EngineCoreProc) -> ExitStatus:
+def run_proc(proc: EngineCoreProc) -> ExitStatus:
+    """Runs an engine that owns this process, signals and all. Returns the exit status.
+
+    Does not return when the engine's owner is gone.
+    """
     _note_signals_for(proc)
+    status = _run(proc)
+    if proc.shutdown.owner_is_gone:
+        # An interpreter with torch in it takes a second to end: too long for "gone within 2 s".
+        logging.shutdown()
+        os._exit(status)
+    return status
+
+
+def _run(proc: EngineCoreProc) -> ExitStatus:
     try:
         trio.run(proc.run)
     except EngineStartError as error:

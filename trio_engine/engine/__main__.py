@@ -11,7 +11,7 @@ import sys
 
 def exit_at_signals() -> None:
     """Until the engine runs there is nothing to clean up: SIGTERM and SIGINT just end it."""
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: os._exit(0))
 
 

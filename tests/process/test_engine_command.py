@@ -1,0 +1,442 @@
+"""The engine as a process: how it ends in every phase of its life, and what it leaves behind.
+
+Times are what the design promises: 2 s from a signal or the owner's end, or the configured
+limits. Starting an interpreter is not counted in.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from contextlib import asynccontextmanager
+from signal import SIGINT, SIGTERM
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from tests.process.engine_programs import (
+    BIG_ANSWERS,
+    LOAD_FAILS,
+    LOADS_FOR_EVER,
+    STEP_FAILS,
+    STEP_NEVER_RETURNS,
+    EngineUnderTest,
+    engine_command,
+    open_engine_under_test,
+    scripted_command,
+)
+from trio_engine.engine.exit import ExitStatus
+from trio_engine.outputs import FinishReason
+from trio_engine.testing.wire_front_end import WireFrontEnd
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+TEST_TIMEOUT_S = 30.0
+GONE_S = 2.0
+"""The promise for an engine that nothing keeps busy, or whose owner is gone."""
+
+PROMPT = [1, 2, 3]
+
+slow = pytest.mark.slow
+both_signals = pytest.mark.parametrize("number", [SIGTERM, SIGINT])
+
+
+@asynccontextmanager
+async def open_started(
+    command: list[str],
+    *,
+    owned: bool = False,
+    num_clients: int = 1,
+    receive_hwm: int | None = None,
+) -> AsyncIterator[tuple[WireFrontEnd, EngineUnderTest]]:
+    """An engine that has said READY, and its front end."""
+    with trio.fail_after(TEST_TIMEOUT_S):
+        async with WireFrontEnd(num_clients, receive_hwm=receive_hwm) as front_end:
+            address = f"--handshake-address={front_end.handshake_address}"
+            async with open_engine_under_test([*command, address], owned=owned) as engine:
+                await front_end.start_up()
+                yield front_end, engine
+
+
+@asynccontextmanager
+async def open_starting(
+    command: list[str], *, owned: bool = False
+) -> AsyncIterator[tuple[WireFrontEnd, EngineUnderTest]]:
+    """An engine that has just been spawned, and the front end that it will greet."""
+    with trio.fail_after(TEST_TIMEOUT_S):
+        async with WireFrontEnd() as front_end:
+            address = f"--handshake-address={front_end.handshake_address}"
+            async with open_engine_under_test([*command, address], owned=owned) as engine:
+                yield front_end, engine
+
+
+# Asked to stop
+
+
+@both_signals
+async def test_while_idle(number: signal.Signals) -> None:
+    async with open_started(engine_command()) as (_, engine):
+        engine.send(number)
+        assert await engine.wait(GONE_S) == ExitStatus.STOPPED
+        assert f"stop_requested reason='{number.name}'" in engine.stderr
+        assert "Traceback" not in engine.stderr
+
+
+@slow
+@both_signals
+async def test_in_its_first_moments(number: signal.Signals) -> None:
+    """As soon as there is a handler, long before the engine is imported."""
+    async with open_starting(engine_command()) as (_, engine):
+        await engine.wait_handlers()
+        engine.send(number)
+        assert await engine.wait(GONE_S) == ExitStatus.STOPPED
+        assert engine.stderr == ""
+
+
+@slow
+@pytest.mark.parametrize("count", [1, 2])
+async def test_between_its_first_moments_and_trio(count: int) -> None:
+    """Noted by a plain handler, and counted when Trio's receiver is open."""
+    proc = f"""
+    async def run(self, *args):
+        for _ in range({count}):
+            os.kill(os.getpid(), signal.SIGTERM)
+        await super().run(*args)
+    """
+    async with open_starting(scripted_command(proc=proc)) as (_, engine):
+        assert await engine.wait(TEST_TIMEOUT_S) == ExitStatus.STOPPED
+        assert engine.stderr.count("stop_requested reason='SIGTERM'") == count
+
+
+@slow
+@both_signals
+async def test_while_it_waits_for_a_front_end_that_says_nothing(number: signal.Signals) -> None:
+    async with open_starting(engine_command()) as (front_end, engine):
+        await front_end.receive_handshake()
+        engine.send(number)
+        assert await engine.wait(GONE_S) == ExitStatus.STOPPED
+
+
+@slow
+async def test_while_it_waits_for_a_front_end_that_is_not_there(tmp_path: Path) -> None:
+    """Its HELLO must not keep it."""
+    command = engine_command(f"--handshake-address=ipc://{tmp_path}/nobody")
+    with trio.fail_after(TEST_TIMEOUT_S):
+        async with open_engine_under_test(command) as engine:
+            await engine.wait_zmq_socket()
+            engine.send(SIGTERM)
+            assert await engine.wait(GONE_S) == ExitStatus.STOPPED
+
+
+@pytest.mark.parametrize("numbers", [[SIGTERM], [SIGINT], [SIGTERM, SIGTERM, SIGINT]])
+async def test_while_it_loads(numbers: list[signal.Signals]) -> None:
+    """A load cannot be interrupted, so the process leaves without it."""
+    async with open_starting(scripted_command(executor=LOADS_FOR_EVER)) as (front_end, engine):
+        await front_end.greet()
+        await engine.wait_stderr("loading")
+        engine.send(*numbers)
+        assert await engine.wait(GONE_S) == ExitStatus.STOPPED
+
+
+async def test_while_it_steps() -> None:
+    async with open_started(engine_command("--null-step-ms=2"), num_clients=2) as (
+        front_end,
+        engine,
+    ):
+        for client in range(2):
+            await front_end.add("x", PROMPT, client=client, max_tokens=2000)
+            await front_end.wait_num_tokens("x", 3, client=client)
+        engine.send(SIGTERM)
+        for client in range(2):
+            log = await front_end.finish("x", client=client)
+            assert log.finish_reason is FinishReason.ABORT
+        assert await engine.wait(GONE_S) == ExitStatus.STOPPED
+
+
+@slow
+async def test_a_drain_that_completes() -> None:
+    command = engine_command("--null-step-ms=2", "--shutdown-timeout=20")
+    async with open_started(command) as (front_end, engine):
+        await front_end.add("x", PROMPT, max_tokens=100)
+        await front_end.wait_num_tokens("x", 1)
+        engine.send(SIGTERM)
+        await engine.wait_stderr("stop_requested")
+        await front_end.add("late", PROMPT)
+        assert (await front_end.finish("late")).finish_reason is FinishReason.ABORT
+        log = await front_end.finish("x")
+        assert (len(log.token_ids), log.finish_reason) == (100, FinishReason.LENGTH)
+        assert await engine.wait(GONE_S) == ExitStatus.STOPPED
+
+
+@slow
+async def test_a_drain_that_takes_too_long() -> None:
+    command = engine_command("--null-step-ms=2", "--shutdown-timeout=0.3")
+    async with open_started(command) as (front_end, engine):
+        await front_end.add("x", PROMPT, max_tokens=2000)
+        await front_end.wait_num_tokens("x", 1)
+        engine.send(SIGTERM)
+        assert (await front_end.finish("x")).finish_reason is FinishReason.ABORT
+        assert await engine.wait(GONE_S) == ExitStatus.STOPPED
+
+
+@slow
+async def test_a_drain_is_cut_short_by_a_second_signal() -> None:
+    command = engine_command("--null-step-ms=2", "--shutdown-timeout=60")
+    async with open_started(command) as (front_end, engine):
+        await front_end.add("x", PROMPT, max_tokens=2000)
+        await front_end.wait_num_tokens("x", 1)
+        engine.send(SIGTERM)
+        await engine.wait_stderr("stop_requested")
+        engine.send(SIGINT)
+        assert (await front_end.finish("x")).finish_reason is FinishReason.ABORT
+        assert await engine.wait(GONE_S) == ExitStatus.STOPPED
+
+
+# Clean-up
+
+
+async def post_big_answers(front_end: WireFrontEnd, client: int) -> None:
+    """More than the buffers on the way to a client hold."""
+    for _ in range(40):
+        await front_end.post_utility("collective_rpc", "big", client=client)
+
+
+@slow
+@pytest.mark.parametrize("ending", ["stop", "crash"])
+async def test_last_words_reach_a_slow_client_and_do_not_wait_for_a_dead_one(ending: str) -> None:
+    """Three clients with 20 requests each: one reads slowly, one never."""
+    command = scripted_command("--null-step-ms=2", "--flush-timeout=1", executor=BIG_ANSWERS)
+    async with open_started(command, num_clients=3, receive_hwm=1) as (front_end, engine):
+        await post_big_answers(front_end, client=2)
+        for index in range(20):
+            for client in range(3):
+                await front_end.add(f"r{index}", PROMPT, client=client, max_tokens=1500)
+        await front_end.wait_num_tokens("r0", 1, client=0)
+        if ending == "stop":
+            engine.send(SIGTERM)
+        else:
+            await front_end.post_utility("collective_rpc", "crash", client=0)
+        for client in range(2):
+            if ending == "crash":
+                await front_end.wait_dead(client)
+                continue
+            for index in range(20):
+                await trio.sleep(0.02 * client)  # the slow one
+                log = await front_end.finish(f"r{index}", client=client)
+                assert log.finish_reason is FinishReason.ABORT
+        status = ExitStatus.STOPPED if ending == "stop" else ExitStatus.CRASHED
+        assert await engine.wait(1.0 + GONE_S) == status
+        assert engine.stderr.count("outputs_dropped") == 1
+        assert "outputs_dropped client=2" in engine.stderr
+
+
+@slow
+async def test_further_signals_do_not_cut_clean_up_short() -> None:
+    command = scripted_command("--flush-timeout=0.7", executor=BIG_ANSWERS)
+    async with open_started(command, num_clients=2, receive_hwm=1) as (front_end, engine):
+        await post_big_answers(front_end, client=1)
+        await front_end.call_utility("is_sleeping")
+        engine.send(SIGTERM)
+        await engine.wait_stderr("stop_requested")
+        with trio.move_on_after(0.3):
+            while True:
+                engine.send(SIGTERM, SIGINT)
+                await trio.sleep(0.05)
+        assert await engine.wait(GONE_S) == ExitStatus.STOPPED
+        assert "outputs_dropped client=1" in engine.stderr
+        assert "Traceback" not in engine.stderr
+
+
+# A step that never returns
+
+
+@slow
+@pytest.mark.parametrize("shutdown_timeout_s", [0, 0.2])
+async def test_a_step_that_never_returns_is_waited_for_so_long(shutdown_timeout_s: float) -> None:
+    """Its clients are told before that, and it counts as stopped: it was asked to."""
+    command = scripted_command(
+        "--exit-grace=0.5", f"--shutdown-timeout={shutdown_timeout_s}", executor=STEP_NEVER_RETURNS
+    )
+    async with open_started(command, num_clients=2) as (front_end, engine):
+        for client in range(2):
+            await front_end.add("x", PROMPT, client=client)
+        await engine.wait_stderr("stepping")
+        started = trio.current_time()
+        engine.send(SIGTERM)
+        for client in range(2):
+            log = await front_end.finish("x", client=client)
+            assert log.finish_reason is FinishReason.ABORT
+        assert trio.current_time() - started < 0.5 + shutdown_timeout_s
+        await front_end.add("late", PROMPT)
+        assert (await front_end.finish("late")).finish_reason is FinishReason.ABORT
+        assert await engine.wait(GONE_S) == ExitStatus.STOPPED
+        assert trio.current_time() - started >= 0.5 + shutdown_timeout_s
+        assert "forward_thread_stuck" in engine.stderr
+
+
+@slow
+async def test_a_crash_beside_a_step_that_never_returns() -> None:
+    """Every client hears of it, though the orderly way out is blocked."""
+    proc = """
+    async def _run_steps(self, work, loop):
+        work.start_soon(self.crash)
+        await super()._run_steps(work, loop)
+
+    async def crash(self):
+        import trio
+
+        while "x" not in str(self._loop.core.running_request_ids):
+            await trio.sleep(0.01)
+        await trio.sleep(0.1)
+        raise RuntimeError("a bug of ours")
+    """
+    command = scripted_command("--exit-grace=0.3", executor=STEP_NEVER_RETURNS, proc=proc)
+    async with open_started(command, num_clients=2) as (front_end, engine):
+        await front_end.add("x", PROMPT)
+        for client in range(2):
+            await front_end.wait_dead(client)
+        assert await engine.wait(GONE_S) == ExitStatus.CRASHED
+
+
+# The owner
+
+
+@pytest.mark.parametrize("grace", [2, 60])
+async def test_its_owner_goes_while_a_step_never_returns(grace: int) -> None:
+    command = scripted_command(f"--exit-grace={grace}", executor=STEP_NEVER_RETURNS)
+    async with open_started(command, owned=True) as (front_end, engine):
+        await front_end.add("x", PROMPT)
+        await engine.wait_stderr("stepping")
+        engine.end_owner()
+        assert await engine.wait(GONE_S) == ExitStatus.STOPPED
+
+
+@slow
+async def test_its_owner_goes_while_it_has_begun_to_wait_for_a_step() -> None:
+    command = scripted_command("--exit-grace=60", executor=STEP_NEVER_RETURNS)
+    async with open_started(command, owned=True) as (front_end, engine):
+        await front_end.add("x", PROMPT)
+        await engine.wait_stderr("stepping")
+        engine.send(SIGTERM)
+        await front_end.finish("x")
+        engine.end_owner()
+        assert await engine.wait(GONE_S) == ExitStatus.STOPPED
+
+
+@slow
+async def test_its_owner_goes_while_it_is_idle() -> None:
+    async with open_started(engine_command("--shutdown-timeout=60"), owned=True) as (_, engine):
+        engine.end_owner()
+        assert await engine.wait(GONE_S) == ExitStatus.STOPPED
+        assert "owner is gone" in engine.stderr
+
+
+@slow
+async def test_its_owner_goes_while_it_drains_for_a_client_that_does_not_read() -> None:
+    """Neither the drain nor the flush nor what ZeroMQ holds keeps it."""
+    command = scripted_command(
+        "--null-step-ms=2", "--shutdown-timeout=60", "--flush-timeout=60", executor=BIG_ANSWERS
+    )
+    async with open_started(command, owned=True, num_clients=2, receive_hwm=1) as (
+        front_end,
+        engine,
+    ):
+        await post_big_answers(front_end, client=1)
+        await front_end.add("x", PROMPT, max_tokens=2000)
+        await front_end.wait_num_tokens("x", 1)
+        engine.send(SIGTERM)
+        await engine.wait_stderr("stop_requested")
+        engine.end_owner()
+        assert await engine.wait(GONE_S) == ExitStatus.STOPPED
+
+
+@slow
+async def test_its_owner_goes_while_it_loads() -> None:
+    command = scripted_command(executor=LOADS_FOR_EVER)
+    async with open_starting(command, owned=True) as (front_end, engine):
+        await front_end.greet()
+        await engine.wait_stderr("loading")
+        engine.end_owner()
+        assert await engine.wait(GONE_S) == ExitStatus.STOPPED
+
+
+@slow
+async def test_its_owner_goes_during_the_handshake() -> None:
+    async with open_starting(engine_command(), owned=True) as (front_end, engine):
+        await front_end.receive_handshake()
+        engine.end_owner()
+        assert await engine.wait(GONE_S) == ExitStatus.STOPPED
+
+
+@slow
+async def test_an_owner_that_is_no_pipe() -> None:
+    async with open_starting(engine_command("--owner-fd=77")) as (_, engine):
+        assert await engine.wait(TEST_TIMEOUT_S) == ExitStatus.START_UP_FAILED
+        assert "owner descriptor 77 is no pipe" in engine.stderr
+
+
+# Failing
+
+
+async def test_a_crash_in_a_step() -> None:
+    command = scripted_command(executor=STEP_FAILS)
+    async with open_started(command, num_clients=3) as (front_end, engine):
+        await front_end.add("x", PROMPT, client=1)
+        for client in range(3):
+            await front_end.wait_dead(client)
+        assert await engine.wait(GONE_S) == ExitStatus.CRASHED
+        for words in ("engine_failed ready=True", "device lost", "'x'"):
+            assert words in engine.stderr
+
+
+@slow
+async def test_a_load_that_fails_says_why() -> None:
+    async with open_starting(scripted_command(executor=LOAD_FAILS)) as (front_end, engine):
+        await front_end.greet()
+        assert await engine.wait(GONE_S) == ExitStatus.START_UP_FAILED
+        assert "start_up_failed reason='no such model: /nowhere'" in engine.stderr
+
+
+@slow
+async def test_an_address_in_init_that_cannot_be_says_why() -> None:
+    async with open_starting(engine_command()) as (front_end, engine):
+        front_end.addresses.outputs[0] = "ipc://" + "x" * 200
+        await front_end.greet()
+        assert await engine.wait(GONE_S) == ExitStatus.START_UP_FAILED
+        assert "start_up_failed reason='path of 'ipc://xxx" in engine.stderr
+
+
+@slow
+async def test_no_init_in_time() -> None:
+    async with open_starting(engine_command("--handshake-timeout=0.2")) as (front_end, engine):
+        await front_end.receive_handshake()
+        assert await engine.wait(GONE_S) == ExitStatus.START_UP_FAILED
+        assert "no INIT from the front end" in engine.stderr
+
+
+@slow
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "--handshake-address is missing"),
+        (["--handshake-address=pigeon"], "address must be ipc://PATH or tcp://HOST:PORT"),
+        (["--handshake-address=ipc:///a", "--max-num-seqs=0"], "max_num_seqs must be 1 or more"),
+        (["--handshake-address=ipc:///a", "--data-parallel-rank=70000"], "0 to 65535"),
+    ],
+)
+async def test_options_that_cannot_be(options: list[str], words: str) -> None:
+    with trio.fail_after(TEST_TIMEOUT_S):
+        async with open_engine_under_test(engine_command(*options)) as engine:
+            assert await engine.wait(TEST_TIMEOUT_S) == ExitStatus.START_UP_FAILED
+            assert words in engine.stderr
+
+
+@slow
+async def test_it_says_how_it_is_used() -> None:
+    with trio.fail_after(TEST_TIMEOUT_S):
+        command = [sys.executable, "-m", "trio_engine.engine", "--help"]
+        done: Any = await trio.run_process(command, capture_stdout=True)
+        assert b"--handshake-address" in done.stdout
