@@ -92,13 +92,24 @@ def collect(self):
     time.sleep(60)
 """
 
+STEP_TAKES_A_SECOND = """
+def collect(self):
+    print("stepping", file=sys.stderr, flush=True)
+    time.sleep(1)
+    return super().collect()
+"""
+
 STEP_FAILS = """
 def collect(self):
     raise RuntimeError("device lost")
 """
 
 BIG_ANSWERS = """
+num_answers = 0
+
 def command(self, command):
+    self.num_answers += 1
+    print(f"{self.num_answers} answers", file=sys.stderr, flush=True)
     if command.method == "crash":
         raise SystemExit("device lost")
     return "x" * 200_000
@@ -133,10 +144,13 @@ class EngineUnderTest:
 
     async def wait_zmq_socket(self) -> None:
         """Returns when it has opened its first ZeroMQ socket, which is for its HELLO."""
-        tasks = Path(f"/proc/{self.process.pid}/task")
-        while not any("ZMQbg/IO" in path.read_text() for path in tasks.glob("*/comm")):
+        while not any("ZMQbg/IO" in name for name in self._thread_names()):
             assert self.process.poll() is None, self.stderr
             await trio.sleep(0.005)
+
+    def _thread_names(self) -> list[str]:
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        return [path.read_text() for path in tasks.glob("*/comm")]
 
     def _catches(self, number: signal.Signals) -> bool:
         with open(f"/proc/{self.process.pid}/status") as file:

@@ -21,6 +21,7 @@ from tests.process.engine_programs import (
     LOADS_FOR_EVER,
     STEP_FAILS,
     STEP_NEVER_RETURNS,
+    STEP_TAKES_A_SECOND,
     EngineUnderTest,
     engine_command,
     open_engine_under_test,
@@ -198,19 +199,26 @@ async def test_a_drain_is_cut_short_by_a_second_signal() -> None:
 # Clean-up
 
 
-async def post_big_answers(front_end: WireFrontEnd, client: int) -> None:
-    """More than the buffers on the way to a client hold."""
+async def fill_buffers(front_end: WireFrontEnd, engine: EngineUnderTest, client: int) -> None:
+    """Has the engine give answers until it cannot send to a client that does not read."""
     for _ in range(40):
         await front_end.post_utility("collective_rpc", "big", client=client)
+    await engine.wait_stderr("40 answers")
 
 
 @slow
 @pytest.mark.parametrize("ending", ["stop", "crash"])
 async def test_last_words_reach_a_slow_client_and_do_not_wait_for_a_dead_one(ending: str) -> None:
     """Three clients with 20 requests each: one reads slowly, one never."""
-    command = scripted_command("--null-step-ms=2", "--flush-timeout=1", executor=BIG_ANSWERS)
+    command = scripted_command(
+        "--null-step-ms=5",
+        "--max-num-seqs=60",
+        "--num-blocks=8192",
+        "--flush-timeout=1",
+        executor=BIG_ANSWERS,
+    )
     async with open_started(command, num_clients=3, receive_hwm=1) as (front_end, engine):
-        await post_big_answers(front_end, client=2)
+        await fill_buffers(front_end, engine, client=2)
         for index in range(20):
             for client in range(3):
                 await front_end.add(f"r{index}", PROMPT, client=client, max_tokens=1500)
@@ -237,7 +245,7 @@ async def test_last_words_reach_a_slow_client_and_do_not_wait_for_a_dead_one(end
 async def test_further_signals_do_not_cut_clean_up_short() -> None:
     command = scripted_command("--flush-timeout=0.7", executor=BIG_ANSWERS)
     async with open_started(command, num_clients=2, receive_hwm=1) as (front_end, engine):
-        await post_big_answers(front_end, client=1)
+        await fill_buffers(front_end, engine, client=1)
         await front_end.call_utility("is_sleeping")
         engine.send(SIGTERM)
         await engine.wait_stderr("stop_requested")
@@ -301,6 +309,39 @@ async def test_a_crash_beside_a_step_that_never_returns() -> None:
         assert await engine.wait(GONE_S) == ExitStatus.CRASHED
 
 
+@slow
+async def test_a_step_that_returns_while_the_process_is_about_to_leave() -> None:
+    """The orderly way is open again, and nothing is said twice."""
+    command = scripted_command(
+        "--exit-grace=0.2", "--flush-timeout=2", executor=BIG_ANSWERS + STEP_TAKES_A_SECOND
+    )
+    async with open_started(command, num_clients=2, receive_hwm=1) as (front_end, engine):
+        await fill_buffers(front_end, engine, client=1)  # so that leaving takes its time
+        await front_end.add("x", PROMPT)
+        await engine.wait_stderr("stepping")
+        engine.send(SIGTERM)
+        assert (await front_end.finish("x")).finish_reason is FinishReason.ABORT
+        await engine.wait_stderr("forward_thread_stuck")
+        assert await engine.wait(2 + GONE_S) == ExitStatus.STOPPED
+        await front_end.check_silent(0)
+        assert "Traceback" not in engine.stderr
+
+
+@slow
+async def test_a_fault_in_the_last_words_does_not_keep_a_stuck_process() -> None:
+    proc = """
+    def _say_last_words(self, *, failed):
+        raise RuntimeError("a bug of ours")
+    """
+    command = scripted_command("--exit-grace=0.1", executor=STEP_NEVER_RETURNS, proc=proc)
+    async with open_started(command) as (front_end, engine):
+        await front_end.add("x", PROMPT)
+        await engine.wait_stderr("stepping")
+        engine.send(SIGTERM)
+        assert await engine.wait(GONE_S) == ExitStatus.STOPPED
+        assert "last_words_failed" in engine.stderr
+
+
 # The owner
 
 
@@ -344,7 +385,7 @@ async def test_its_owner_goes_while_it_drains_for_a_client_that_does_not_read() 
         front_end,
         engine,
     ):
-        await post_big_answers(front_end, client=1)
+        await fill_buffers(front_end, engine, client=1)
         await front_end.add("x", PROMPT, max_tokens=2000)
         await front_end.wait_num_tokens("x", 1)
         engine.send(SIGTERM)

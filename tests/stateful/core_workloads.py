@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from trio_engine.core.plan import StepPlan, StepResult
 
 VOCAB_SIZE = 40
-MAX_MODEL_LEN = 48
 NUM_CLIENTS = 2
 # Ten times what the longest workload takes: a bug is a failure and not a hang.
 MAX_MOVES = 20_000
@@ -178,7 +177,7 @@ class WorkloadRun:
         assert statistics.num_free_blocks == statistics.num_blocks
         for life in self.lives:
             request, log = life.request, life.log
-            solo = run_alone(request)
+            solo = run_alone(request, self.core.max_model_len)
             assert log.token_ids == solo.token_ids[: len(log.token_ids)], request
             if life.is_aborted:
                 assert log.finish_reason is None, request
@@ -225,14 +224,19 @@ def make_request(
 
 
 def make_config(
-    *, block_size: int, num_full_requests: int, num_more_blocks: int, **limits: int
+    *,
+    max_model_len: int,
+    block_size: int,
+    num_full_requests: int,
+    num_more_blocks: int,
+    **limits: int,
 ) -> EngineConfig:
     """Limits whose pool holds so many requests of full length and some blocks more."""
     return EngineConfig(
         executor="kv-checking",
-        max_model_len=MAX_MODEL_LEN,
+        max_model_len=max_model_len,
         block_size=block_size,
-        num_blocks=num_full_requests * -(-MAX_MODEL_LEN // block_size) + num_more_blocks,
+        num_blocks=num_full_requests * -(-max_model_len // block_size) + num_more_blocks,
         **limits,  # type: ignore[arg-type]
     )
 
@@ -245,9 +249,9 @@ def make_core(config: EngineConfig, executor: KVCheckingExecutor) -> EngineCore:
     )
 
 
-def run_alone(request: EngineCoreRequest) -> RequestLog:
+def run_alone(request: EngineCoreRequest, max_model_len: int) -> RequestLog:
     """The oracle: one request in an ample pool, each step awaited."""
-    config = EngineConfig(executor="kv-checking", max_model_len=MAX_MODEL_LEN, max_num_seqs=1)
+    config = EngineConfig(executor="kv-checking", max_model_len=max_model_len, max_num_seqs=1)
     executor = KVCheckingExecutor(config, vocab_size=VOCAB_SIZE)
     driver = CoreDriver(make_core(config, executor), executor, pipeline_depth=1)
     log = driver.listen(request.client_index, request.request_id)
@@ -258,35 +262,38 @@ def run_alone(request: EngineCoreRequest) -> RequestLog:
 
 def draw_workload(rng: random.Random) -> Workload:
     """At random: pools from barely one request to ample, chunks from 1 token up."""
+    max_model_len = rng.choice([8, 20, 48])
     config = make_config(
-        block_size=rng.choice([1, 2, 4, 16]),
+        max_model_len=max_model_len,
+        block_size=rng.choice([1, 1, 2, 4, 16]),
         num_full_requests=rng.choice([1, 1, 1, 1, 3]),
         num_more_blocks=rng.randint(0, 2),
-        max_num_seqs=rng.choice([1, 3, 3, 8, 8]),
-        max_num_batched_tokens=rng.choice([1, 3, 8, 64, 256]),
+        max_num_seqs=rng.choice([1, 3, 8, 8, 8]),
+        max_num_batched_tokens=rng.choice([1, 3, 8, 64, 64]),
         pipeline_depth=rng.choice([1, 2, 2]),
     )
     return Workload(
         config=config,
         launches_ahead=rng.random() < 0.5,
-        requests=[_draw_request(rng, index) for index in range(rng.randint(2, 12))],
+        requests=[_draw_request(rng, index, max_model_len) for index in range(rng.randint(2, 10))],
     )
 
 
-def _draw_request(rng: random.Random, index: int) -> EngineCoreRequest:
+def _draw_request(rng: random.Random, index: int, max_model_len: int) -> EngineCoreRequest:
+    prompt_length = min(rng.choice([1, 1, 2, 3, 4, 5, 12, 30]), max_model_len - 1)
     return make_request(
         index,
-        [rng.randrange(VOCAB_SIZE) for _ in range(rng.choice([1, 1, 2, 3, 4, 5, 17, 30]))],
-        max_tokens=rng.choice([1, 8, 30, 100, 100]),
+        [rng.randrange(VOCAB_SIZE) for _ in range(prompt_length)],
+        max_tokens=rng.choice([1, 2, 5, 8, 30, 100, 100, 100]),
         min_tokens=rng.randint(0, 3),
-        stops=rng.random() < 0.3,
-        eos=rng.random() < 0.3,
+        stops=rng.random() < 0.2,
+        eos=rng.random() < 0.2,
     )
 
 
 def run_at_random(run: WorkloadRun, rng: random.Random) -> None:
     """Makes moves at random until nothing is left to do."""
-    arrival_rate = rng.choice([0.05, 0.5, 1.0])
+    arrival_rate = rng.choice([0.05, 0.5, 1.0, 1.0])
     abort_rate = rng.choice([0.0, 0.01, 0.03])
     control_rate = rng.choice([0.0, 0.0, 0.02])
     fault_rate = rng.choice([0.0, 0.01])

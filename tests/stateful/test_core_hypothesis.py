@@ -27,6 +27,7 @@ def make_prompt(first_and_length: tuple[int, int]) -> list[int]:
 # Few kinds of limits, the tight ones first: that is where requests get in each other's way.
 CONFIGS = st.builds(
     make_config,
+    max_model_len=st.sampled_from([8, 20, 48]),
     block_size=st.sampled_from([1, 2, 4, 16]),
     num_full_requests=st.sampled_from([1, 1, 1, 3]),
     num_more_blocks=st.integers(0, 2),
@@ -36,8 +37,8 @@ CONFIGS = st.builds(
 )
 REQUEST_OPTIONS = st.fixed_dictionaries(
     {
-        "prompt": st.tuples(st.integers(0, VOCAB_SIZE - 1), st.integers(1, 30)).map(make_prompt),
-        "max_tokens": st.sampled_from([1, 2, 20, 45, 45]),
+        "prompt": st.tuples(st.integers(0, VOCAB_SIZE - 1), st.integers(1, 7)).map(make_prompt),
+        "max_tokens": st.sampled_from([1, 2, 5, 20, 45, 45]),
         "min_tokens": st.integers(0, 3),
         "stops": st.sampled_from([False, False, True]),
         "eos": st.sampled_from([False, False, True]),

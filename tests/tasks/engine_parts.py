@@ -44,8 +44,9 @@ async def open_engine_beside(
     num_clients: int = 1,
     receive_hwm: int | None = None,
     utilities: Mapping[str, UtilityHandler] = NO_UTILITIES,
+    ends_by_itself: bool = False,
 ) -> AsyncIterator[tuple[WireFrontEnd, EngineCoreProc]]:
-    """A started engine and its front end; the end of the block cancels the engine.
+    """A started engine and its front end; the end of the block cancels or awaits the engine.
 
     An engine that fails cancels the block, and its error leaves in the nursery's group.
     """
@@ -72,7 +73,8 @@ async def open_engine_beside(
                 if isinstance(executor, ScriptedExecutor):
                     for gate in executor.gates.values():
                         gate.open()
-            nursery.cancel_scope.cancel()
+            if not ends_by_itself:
+                nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager
@@ -83,6 +85,7 @@ async def open_scripted(
     num_clients: int = 1,
     receive_hwm: int | None = None,
     utilities: Mapping[str, UtilityHandler] = NO_UTILITIES,
+    ends_by_itself: bool = False,
 ) -> AsyncIterator[tuple[WireFrontEnd, EngineCoreProc, ScriptedExecutor]]:
     """``open_engine_beside`` with a scripted executor, whose gates open at the end."""
     executor = ScriptedExecutor(config, launches_ahead=launches_ahead)
@@ -92,6 +95,7 @@ async def open_scripted(
         num_clients=num_clients,
         receive_hwm=receive_hwm,
         utilities=utilities,
+        ends_by_itself=ends_by_itself,
     ) as (front_end, proc):
         yield front_end, proc, executor
 

@@ -150,9 +150,10 @@ class Outbox:
         """The unsent entry, opened if there is none, with all events up to now."""
         entry = self._entries.get(request)
         if entry is None:
-            entry = EngineCoreOutput(request.request_id, [], trace_headers=request.trace_headers)
-            entry.prefill_stats, request.prefill_stats = request.prefill_stats, None
-            self._entries[request] = entry
+            entry = self._entries[request] = EngineCoreOutput(request.request_id, [])
+            entry.trace_headers = request.trace_headers
+            if request.prefill_stats is not None:
+                entry.prefill_stats, request.prefill_stats = request.prefill_stats, None
             self.num_bytes += ENTRY_BYTES + len(request.request_id)
         if request.events:
             entry.events = (entry.events or []) + request.events

@@ -3,7 +3,7 @@
 Pure. Counts of tokens, for a request with an unsettled token (sampled, not known here yet):
 
     token_ids    [ prompt ........ | output ....... ]
-    num_tokens   ------------------------------------- + num_unsettled_tokens
+    all tokens   ------------------------------------- + num_unsettled_tokens
     num_planned_tokens   the leading tokens whose KV is computed once all plans in flight ran
 
 The scheduler owns ``slot``, ``block_ids``, ``num_planned_tokens`` and
@@ -92,11 +92,6 @@ class Request:
         return (self.client_index, self.request_id)
 
     @property
-    def num_tokens(self) -> int:
-        """All its tokens, those sampled but not known here included."""
-        return len(self.token_ids) + self.num_unsettled_tokens
-
-    @property
     def num_output_tokens(self) -> int:
         """Tokens generated and known."""
         return len(self.token_ids) - self.num_prompt_tokens
@@ -104,7 +99,7 @@ class Request:
     @property
     def num_tokens_to_plan(self) -> int:
         """Tokens to compute before its next sample; 0 when its last token is drawn (rule 4)."""
-        num_tokens = self.num_tokens
+        num_tokens = len(self.token_ids) + self.num_unsettled_tokens
         if num_tokens >= self.max_total_tokens:
             return 0
         return num_tokens - self.num_planned_tokens

@@ -17,7 +17,7 @@ from trio_engine.core.plan import NewRow, StepPlan
 from trio_engine.core.request import NO_SLOT, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from trio_engine.core.kv_cache import KVCacheManager
 
@@ -108,14 +108,14 @@ class Scheduler:
             self._preempt(self.running[-1])
         return preempted
 
-    def roll_back(self, steps: Sequence[ScheduledStep]) -> None:
-        """Undoes steps that did not run or do not count, given oldest first (rule 6).
+    def roll_back(self, steps: Iterable[ScheduledStep]) -> None:
+        """Undoes steps that did not run or do not count, in any order (rule 6).
 
         Requests go back to their last settled token; the executor gets all rows anew, as plans
         that carried changes were dropped. The caller forgets the steps, so no late result of
         theirs finds a row.
         """
-        for step in reversed(steps):
+        for step in steps:
             rows = zip(step.requests, step.starts, step.samples, strict=True)
             for request, start, samples in rows:
                 if request.is_finished:
@@ -200,7 +200,7 @@ class Scheduler:
         elif new_block_ids:
             plan.new_block_ids.append((request.slot, new_block_ids))
         start = request.num_planned_tokens
-        samples = start + num_tokens == request.num_tokens
+        samples = start + num_tokens == len(request.token_ids) + request.num_unsettled_tokens
         request.num_planned_tokens = start + num_tokens
         request.num_unsettled_tokens += samples
         plan.slots.append(request.slot)  # type: ignore[attr-defined]  # lists until handed over

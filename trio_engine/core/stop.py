@@ -30,13 +30,14 @@ def check_stop(request: Request, token_id: int) -> StopDecision | None:
     Counterpart: there, a request below ``min_tokens`` goes on even at max_model_len and then
     never ends; here the length limit always holds.
     """
-    past_min_tokens = request.num_output_tokens >= request.min_tokens
+    num_tokens = len(request.token_ids)
+    past_min_tokens = num_tokens - request.num_prompt_tokens >= request.min_tokens
     if past_min_tokens:
         if token_id == request.eos_token_id:
             return FinishReason.STOP, None
         if token_id in request.stop_token_ids:
             return FinishReason.STOP, token_id
-    if len(request.token_ids) >= request.max_total_tokens:
+    if num_tokens >= request.max_total_tokens:
         return FinishReason.LENGTH, None
     detection = request.repetition_detection
     if past_min_tokens and detection is not None and _repeats(request, detection):

@@ -126,6 +126,9 @@ class EngineCoreProc:
     ) -> None:
         """Runs the engine until it is asked to stop. ``started`` means that READY was sent.
 
+        Asked to stop before that it returns without ``started``, which ``nursery.start`` turns
+        into a RuntimeError.
+
         Raises:
             EngineStartError: before READY; the message says why, the cause is attached.
             EngineDeadError: after READY; every client was told ENGINE_CORE_DEAD.
@@ -133,7 +136,7 @@ class EngineCoreProc:
         Cancellation: as a stop with ``shutdown_timeout_s`` 0: every request gets ABORT, the
         running step is waited for, outboxes are flushed for at most ``flush_timeout_s``.
         """
-        causes: list[Exception] = []
+        causes: list[BaseException] = []
         try:
             async with open_context() as self._context:
                 self._links = ClientLinks(
@@ -166,7 +169,8 @@ class EngineCoreProc:
                 await self._run_work(io, task_status)
             except BaseException as error:
                 # What crashed out here, a writer, shows as the cancellation of this nursery.
-                failed = _is_failure(error) or io.cancel_scope.cancel_called
+                crashed = any(isinstance(leaf, Exception) for leaf in _leaves(error))
+                failed = crashed or io.cancel_scope.cancel_called
                 raise
             finally:
                 # Synchronous: whatever ended the work, cancellation included, this is done.
@@ -340,15 +344,8 @@ async def run_engine_core(
     await proc.run(task_status)
 
 
-def _is_failure(error: BaseException) -> bool:
-    """Whether an error was anything but a cancellation or Ctrl-C."""
+def _leaves(error: BaseException) -> list[BaseException]:
+    """The errors in a group of any depth; a lone one is its own only leaf."""
     if isinstance(error, BaseExceptionGroup):
-        return error.subgroup(Exception) is not None
-    return isinstance(error, Exception)
-
-
-def _leaves(error: Exception) -> list[Exception]:
-    """The errors of a group, oldest first."""
-    if isinstance(error, ExceptionGroup):
         return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
     return [error]

@@ -54,11 +54,17 @@ class TerminalHandler(logging.StreamHandler[IO[str]]):
     """Writes records as lines, but progress over and over in one line if on a terminal."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        progress = parse_progress(record.getMessage())
-        if progress is None or not self.stream.isatty():
-            super().emit(record)
+        try:
+            progress = parse_progress(record.getMessage())
+            if progress is not None and self.stream.isatty():
+                self._show(*progress)
+                return
+        except Exception:  # as in every handler: what is logged must not fail because of it
+            self.handleError(record)
             return
-        done_bytes, total_bytes = progress
+        super().emit(record)
+
+    def _show(self, done_bytes: int, total_bytes: int) -> None:
         # Back to the start of the line, and clear it once everything is there.
         text = "" if done_bytes >= total_bytes else render_progress(done_bytes, total_bytes)
         self.stream.write(f"\r\x1b[K{text}")

@@ -1,4 +1,4 @@
-"""A scheduler with one-token blocks, driven by hand."""
+"""A scheduler driven by hand, in place of the core."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ if TYPE_CHECKING:
 
 
 def make_scheduler(
-    *requests: Request, num_blocks: int = 64, max_num_seqs: int = 8, budget: int = 64
+    *requests: Request,
+    num_blocks: int = 64,
+    block_size: int = 1,
+    max_num_seqs: int = 8,
+    budget: int = 64,
 ) -> Scheduler:
-    """One-token blocks: a request holds as many blocks as it has tokens planned or granted."""
+    """Where a block is one token, a request holds as many as it has planned or was granted."""
     scheduler = Scheduler(
-        KVCacheManager(num_blocks, block_size=1),
+        KVCacheManager(num_blocks, block_size),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
     )

@@ -14,7 +14,7 @@ def test_a_new_request_waits_with_nothing() -> None:
     assert request.status is RequestStatus.WAITING
     assert (request.slot, request.block_ids, request.is_resident) == (NO_SLOT, [], False)
     assert (request.num_planned_tokens, request.num_unsettled_tokens) == (0, 0)
-    assert (request.num_tokens, request.num_output_tokens) == (3, 0)
+    assert (request.token_ids, request.num_output_tokens) == ([0, 1, 2], 0)
     assert not request.is_finished
 
 
@@ -42,8 +42,7 @@ def test_the_total_is_cut_by_max_tokens_or_max_model_len(
 def test_an_unsettled_token_counts_as_a_token_but_not_as_output() -> None:
     request = make_request(prompt=3)
     request.num_planned_tokens, request.num_unsettled_tokens = 3, 1
-    assert (request.num_tokens, request.num_output_tokens) == (4, 0)
-    assert request.num_tokens_to_plan == 1
+    assert (request.num_output_tokens, request.num_tokens_to_plan) == (0, 1)
 
 
 def test_nothing_is_planned_once_the_last_token_is_drawn_though_not_known() -> None:

@@ -127,3 +127,21 @@ def test_roll_back_of_a_row_preempted_and_resumed_goes_to_the_resumption_s_start
     scheduler.check_integrity()
     assert (request.num_planned_tokens, request.num_unsettled_tokens) == (0, 0)
     assert request.status is RequestStatus.RUNNING
+
+
+def test_a_victim_with_blocks_to_spare_is_not_resumed_by_the_step_that_preempted_it() -> None:
+    """Undone steps may leave a row with more blocks than its known tokens need."""
+    a, b = make_request("a", 2), make_request("b", 7)
+    scheduler = make_scheduler(a, b, num_blocks=4, block_size=4)
+    settle(schedule(scheduler))
+    scheduler.roll_back([schedule(scheduler, 1), schedule(scheduler, 2)])
+    assert (len(b.token_ids), len(b.block_ids)) == (8, 3)
+    scheduler.max_num_batched_tokens = 1
+    settle(schedule(scheduler, 3))
+    settle(schedule(scheduler, 4))
+    scheduler.max_num_batched_tokens = 64
+    step = schedule(scheduler, 5)
+    assert (ids(step.requests), ids(step.preempted)) == (["a"], ["b"])
+    assert scheduler.kv_cache.pool.num_free_blocks == 2
+    settle(step)
+    assert ids(schedule(scheduler, 6).resumed) == ["b"]
