@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from trio_engine.core.admission import check_request
 from trio_engine.core.kv_cache import KVCacheManager, effective_max_model_len
 from trio_engine.core.lifecycle import RequestEvent, RequestStatus
+from trio_engine.core.metrics import RequestMetrics, scheduler_stats
 from trio_engine.core.outbox import Outbox
 from trio_engine.core.request import Request
 from trio_engine.core.scheduler import Scheduler
@@ -20,12 +21,7 @@ from trio_engine.core.statistics import EngineCoreStatistics
 from trio_engine.core.stop import check_stop
 from trio_engine.errors import OverloadedError, RequestError, RequestStepError, StepError
 from trio_engine.outputs import (
-    EngineCoreEvent,
-    EngineCoreEventType,
     FinishReason,
-    PrefillStats,
-    PrefixCacheStats,
-    SchedulerStats,
 )
 from trio_engine.requests import PauseMode
 
@@ -68,8 +64,7 @@ class EngineCore:
         self._vocab_size = properties.vocab_size
         self._max_waiting_requests = config.max_waiting_requests
         self._outbox_limit_bytes = config.outbox_limit_bytes
-        self._log_stats = config.log_stats
-        self._clock = clock
+        self._metrics = RequestMetrics(clock, enabled=config.log_stats)
         self._kv_cache = KVCacheManager(properties.num_blocks, properties.block_size)
         self._scheduler = Scheduler(
             self._kv_cache,
@@ -81,7 +76,6 @@ class EngineCore:
         self._requests: dict[tuple[int, str], Request] = {}
         self._steps: deque[ScheduledStep] = deque()
         self._num_steps = 0
-        self._num_preemptions = 0
         self._pause_mode: PauseMode | None = None
         self._is_draining = False
         self._stats_are_stale = False
@@ -104,23 +98,30 @@ class EngineCore:
             )
             return
         if self._is_draining:
-            self._refuse(request, FinishReason.ABORT)
+            self._refuse(request, FinishReason.ABORT, None)
             return
         try:
             self._admit(request)
         except (RequestError, OverloadedError) as error:
             logger.warning("add_refused request_id=%r reason=%s", request.request_id, error)
-            self._refuse(request, FinishReason.ERROR)
+            self._refuse(request, FinishReason.ERROR, str(error))
 
-    def refuse(self, client_index: int, request_id: str, *, is_pooling: bool = False) -> None:
+    def refuse(
+        self,
+        client_index: int,
+        request_id: str,
+        why: str | None = None,
+        *,
+        is_pooling: bool = False,
+    ) -> None:
         """Ends with ERROR a request of which nothing but its id could be read.
 
-        A live request under this id is not touched, as by ``add``.
+        ``why`` becomes its stop reason. A live request under this id is not touched.
         """
         has_client = 0 <= client_index < len(self.outboxes)
         if has_client and (client_index, request_id) not in self._requests:
             outbox = self.outboxes[client_index]
-            outbox.refuse(request_id, FinishReason.ERROR, is_pooling=is_pooling)
+            outbox.refuse(request_id, FinishReason.ERROR, why, is_pooling=is_pooling)
 
     def abort(self, client_index: int, request_ids: Iterable[str]) -> None:
         """Ends requests of a client at its wish: no output, but told as finished.
@@ -158,7 +159,7 @@ class EngineCore:
             return None
         step = self._scheduler.schedule(self._num_steps, admit=self._pause_mode is None)
         if step.preempted or step.resumed:
-            self._note_moves(step)
+            self._metrics.note_moves(step)
         if not step.requests:
             return None
         self._num_steps += 1
@@ -204,7 +205,7 @@ class EngineCore:
         at_fault = [rows[slot] for slot in slots if not rows[slot].is_finished]
         for request in at_fault:
             logger.error("step_failed request_id=%r reason=%s", request.request_id, error)
-        self._finish_many(at_fault, RequestEvent.FAIL, FinishReason.ERROR)
+        self._finish_many(at_fault, RequestEvent.FAIL, FinishReason.ERROR, str(error))
 
     # Control
 
@@ -226,8 +227,7 @@ class EngineCore:
         """Takes the blocks of all running requests; they are computed again. Not in flight."""
         assert not self._steps, "plans are in flight"
         for request in self._scheduler.preempt_all():
-            self._note_event(request, EngineCoreEventType.PREEMPTED)
-            self._num_preemptions += 1
+            self._metrics.note_preempted(request)
 
     # What is so
 
@@ -281,7 +281,7 @@ class EngineCore:
             num_blocks=self._kv_cache.pool.num_blocks,
             num_plans_in_flight=len(self._steps),
             num_steps=self._num_steps,
-            num_preemptions=self._num_preemptions,
+            num_preemptions=self._metrics.num_preemptions,
             is_paused=self.is_paused,
             is_draining=self._is_draining,
         )
@@ -317,11 +317,11 @@ class EngineCore:
             return
         self._requests[request.key] = request
         self._scheduler.add(request)
-        self._note_event(request, EngineCoreEventType.QUEUED)
+        self._metrics.note_queued(request)
 
-    def _refuse(self, request: EngineCoreRequest, reason: FinishReason) -> None:
+    def _refuse(self, request: EngineCoreRequest, reason: FinishReason, why: str | None) -> None:
         self.outboxes[request.client_index].refuse(
-            request.request_id, reason, is_pooling=request.pooling_params is not None
+            request.request_id, reason, why, is_pooling=request.pooling_params is not None
         )
 
     def _pop_step(self, result: StepResult) -> ScheduledStep:
@@ -351,11 +351,15 @@ class EngineCore:
         self._stats_are_stale = True
 
     def _finish_many(
-        self, requests: Iterable[Request], event: RequestEvent, reason: FinishReason
+        self,
+        requests: Iterable[Request],
+        event: RequestEvent,
+        reason: FinishReason,
+        stop_reason: str | None = None,
     ) -> None:
         for request in requests:
             self._end(request, event)
-            self.outboxes[request.client_index].finish(request, reason)
+            self.outboxes[request.client_index].finish(request, reason, stop_reason)
 
     def _end_overflowing_clients(self) -> None:
         for outbox in self.outboxes:
@@ -370,31 +374,10 @@ class EngineCore:
                     outbox.num_bytes,
                     len(requests),
                 )
-            self._finish_many(requests, RequestEvent.FAIL, FinishReason.ERROR)
-
-    def _note_moves(self, step: ScheduledStep) -> None:
-        for request in step.preempted:
-            self._num_preemptions += 1
-            self._note_event(request, EngineCoreEventType.PREEMPTED)
-        for request in step.resumed:
-            if self._log_stats and not request.num_preemptions:
-                num_tokens = request.num_prompt_tokens
-                request.prefill_stats = PrefillStats(num_tokens, num_tokens)
-            self._note_event(request, EngineCoreEventType.SCHEDULED)
-
-    def _note_event(self, request: Request, event: EngineCoreEventType) -> None:
-        if self._log_stats:
-            request.events.append(EngineCoreEvent(event, self._clock()))
+            why = "its client does not read its outputs"
+            self._finish_many(requests, RequestEvent.FAIL, FinishReason.ERROR, why)
 
     def _put_stats(self, outbox: Outbox) -> None:
         self._stats_are_stale = False
-        if not self._log_stats:
-            return
-        outbox.put_scheduler_stats(
-            SchedulerStats(
-                num_running_reqs=len(self._scheduler.running),
-                num_waiting_reqs=len(self._scheduler.waiting),
-                kv_cache_usage=self._kv_cache.usage,
-                prefix_cache_stats=PrefixCacheStats(),
-            )
-        )
+        if self._metrics.enabled:
+            outbox.put_scheduler_stats(scheduler_stats(self._scheduler))

@@ -82,12 +82,20 @@ class Outbox:
         entry.stop_reason = stop_reason
         self._finished_requests.add(request.request_id)
 
-    def refuse(self, request_id: str, reason: FinishReason, *, is_pooling: bool = False) -> None:
+    def refuse(
+        self,
+        request_id: str,
+        reason: FinishReason,
+        stop_reason: str | None = None,
+        *,
+        is_pooling: bool = False,
+    ) -> None:
         """Adds the terminal event of a request that never got in."""
         self._entries[object()] = EngineCoreOutput(
             request_id,
             [],
             finish_reason=reason,
+            stop_reason=stop_reason,
             pooling_output=EMPTY_POOLING_OUTPUT if is_pooling else None,
         )
         self._finished_requests.add(request_id)

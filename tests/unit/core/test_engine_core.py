@@ -103,7 +103,9 @@ def test_what_can_never_be_served_ends_with_error_and_holds_up_nobody(
     core.add(make_source("bad", [-1]))
     core.add(make_source("good", max_tokens=1))
     (message,) = take_messages(core)
-    assert message.outputs == [EngineCoreOutput("bad", [], finish_reason=FinishReason.ERROR)]
+    (output,) = message.outputs
+    assert (output.request_id, output.finish_reason) == ("bad", FinishReason.ERROR)
+    assert output.stop_reason == "prompt_token_ids holds -1: ids run from 0 to 511"
     assert message.finished_requests == {"bad"}
     assert "add_refused request_id='bad' reason=prompt_token_ids holds -1" in caplog.text
     assert core.statistics().num_waiting_requests == 1
