@@ -1,7 +1,8 @@
 """The engine as a process: how it ends in every phase of its life, and what it leaves behind.
 
 Times are what the design promises: 2 s from a signal or the owner's end, or the configured
-limits. Starting an interpreter is not counted in.
+limits. Starting an interpreter is not counted in. One file, because it is one table: every phase
+against every way to end.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import trio
 from trio_engine.config import EngineConfig
 from trio_engine.core.plan import NewRow, StepPlan
 from trio_engine.engine.engine_core_proc import NO_UTILITIES, run_engine_core
+from trio_engine.executor.null import null_token
 from trio_engine.sampling_params import SamplingParams
 from trio_engine.testing.scripted_executor import ScriptedExecutor
 from trio_engine.testing.wire_front_end import WireFrontEnd
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from trio_engine.engine.engine_core_proc import EngineCoreProc
     from trio_engine.engine.utility import UtilityHandler
     from trio_engine.executor.base import Executor, ExecutorFactory
+    from trio_engine.transport.socket import ZmqSocket
+
+PROMPT = [1, 2, 3]
 
 TEST_TIMEOUT_S = 20.0
 """No test here waits for time to pass; this ends one that would hang."""
@@ -121,3 +125,21 @@ def make_plan(plan_id: int, *request_ids: str, new: bool = False, reset: bool = 
         new_rows=rows if new or reset else [],
         reset=reset,
     )
+
+
+def check_nothing_held(proc: EngineCoreProc) -> None:
+    statistics = proc.statistics()
+    assert statistics is not None
+    assert (statistics.num_running_requests, statistics.num_waiting_requests) == (0, 0)
+    assert statistics.num_free_blocks == statistics.num_blocks
+
+
+def null_tokens(count: int, prompt: list[int] = PROMPT) -> list[int]:
+    return [null_token(prompt, position) for position in range(count)]
+
+
+def reader_sockets(proc: EngineCoreProc) -> list[ZmqSocket]:
+    """The engine's inputs. Closing one is how a task fails for a reason of its own."""
+    return [
+        socket for socket in proc._context._sockets if socket.statistics().tasks_waiting_receive
+    ]

@@ -1,4 +1,4 @@
-"""The loop's turns, one at a time: no threads, so time may jump."""
+"""The loop's turns, one at a time. No threads: time may jump. One object, so one file."""
 
 from __future__ import annotations
 

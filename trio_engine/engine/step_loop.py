@@ -203,7 +203,9 @@ class StepLoop:
     def _take_undecodable(self, client_index: int, error: UndecodableRequest) -> None:
         logger.warning("message_undecodable client=%d reason='%s'", client_index, error)
         if error.request_id is not None:
-            self.core.refuse(client_index, error.request_id, is_pooling=error.is_pooling)
+            self.core.refuse(
+                client_index, error.request_id, str(error), is_pooling=error.is_pooling
+            )
         if error.call_id is not None:
             failure = f"Call failed: {error}"
             self.answer(client_index, UtilityOutput(error.call_id, failure_message=failure))

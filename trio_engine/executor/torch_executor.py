@@ -10,6 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from trio_engine.errors import RequestError, StepError
+from trio_engine.executor.openmp import short_spins
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +25,8 @@ class TorchExecutor:
     """Runs plans with torch, on CPU or one CUDA device.
 
     On CPU torch uses as many threads as it thinks right, normally one per core; the environment
-    variable ``OMP_NUM_THREADS`` says otherwise.
+    variable ``OMP_NUM_THREADS`` says otherwise. Waiting threads spin only briefly, unless
+    ``OMP_WAIT_POLICY`` or ``GOMP_SPINCOUNT`` says otherwise or torch was imported before ``load``.
 
     Counterpart: ``vllm/v1/executor/uniproc_executor.py``.
 
@@ -57,7 +59,8 @@ class TorchExecutor:
             ModelError: the model is missing, damaged or unsupported.
             ConfigError: an option cannot work with this model or machine, or memory ran out.
         """
-        from trio_engine.model.load import load_model
+        with short_spins():
+            from trio_engine.model.load import load_model
 
         self._runner, properties = load_model(self._config, self._on_progress)
         self.launches_ahead = self._runner.launches_ahead
