@@ -41,7 +41,15 @@ ALLOWED: dict[str, set[str]] = {
     "client.inproc_client": {"wire", "text", "checkpoint", "core", "engine", "executor.base"},
     "observability": set(),
     "testing": {"wire", "transport", "core", "executor", "client"},
-    "cli": {"client", "text", "engine", "executor", "engine_arguments", "observability", "checkpoint"},
+    "cli": {
+        "client",
+        "text",
+        "engine",
+        "executor",
+        "engine_arguments",
+        "observability",
+        "checkpoint",
+    },
     "__main__": {"cli", "engine"},
 }
 

@@ -96,7 +96,7 @@ class LoopRig:
 
     def come(self, *messages: EngineCoreMessage | UndecodableRequest, client: int = 0) -> None:
         """Messages arrive by a client's socket."""
-        self.loop.inbox.put([Arrival(client, message) for message in messages])
+        self.loop.inbox.put_nowait([Arrival(client, message) for message in messages])
 
     def add(self, *request_ids: str, client: int = 0, **params: Any) -> None:
         """ADDs arrive."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 
@@ -21,44 +22,50 @@ def names_in(inbox: Inbox) -> list[str]:
 
 async def test_everything_is_taken_in_order_and_once() -> None:
     inbox = Inbox(Doorbell())
-    inbox.put(arrivals("a", "b"))
-    inbox.put(arrivals("c"))
+    await inbox.put(arrivals("a", "b"))
+    inbox.put_nowait(arrivals("c"))
     assert names_in(inbox) == ["a", "b", "c"]
     assert names_in(inbox) == []
 
 
 async def test_putting_rings() -> None:
+    for put in ("put_nowait", "put_last"):
+        doorbell = Doorbell()
+        getattr(Inbox(doorbell), put)(arrivals("a"))
+        with trio.fail_after(1):
+            await doorbell.wait()
     doorbell = Doorbell()
-    Inbox(doorbell).put(arrivals("a"))
+    with assert_checkpoints():
+        await Inbox(doorbell).put(arrivals("a"))
     with trio.fail_after(1):
         await doorbell.wait()
 
 
-async def test_readers_wait_while_it_is_full(autojump_clock: trio.testing.MockClock) -> None:
+def full_inbox() -> Inbox:
     inbox = Inbox(Doorbell())
-    order: list[str] = []
+    for _ in range(MAX_LISTS):
+        inbox.put_nowait(arrivals("early"))
+    return inbox
 
-    async def read(name: str) -> None:
-        await inbox.wait_room()
-        order.append(name)
-        inbox.put(arrivals(name))
 
-    for _ in range(MAX_LISTS - 1):
-        inbox.put(arrivals("early"))
-    with assert_checkpoints():
-        await inbox.wait_room()
-    inbox.put(arrivals("last"))
+async def test_readers_wait_while_it_is_full() -> None:
+    inbox = full_inbox()
+    with pytest.raises(trio.WouldBlock):
+        inbox.put_nowait(arrivals("late"))
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(read, "x")
-        nursery.start_soon(read, "y")
+        nursery.start_soon(inbox.put, arrivals("x"))
         await wait_all_tasks_blocked()
-        assert order == []
-        assert names_in(inbox)[-1] == "last"
-    assert sorted(order) == ["x", "y"]
+        nursery.start_soon(inbox.put, arrivals("y"))
+        await wait_all_tasks_blocked()
+        assert names_in(inbox) == ["early"] * MAX_LISTS + ["x", "y"]
 
 
-async def test_what_was_taken_from_a_socket_is_put_in_even_when_full() -> None:
-    inbox = Inbox(Doorbell())
-    for _ in range(MAX_LISTS + 1):
-        inbox.put(arrivals("a"))
-    assert len(inbox.take()) == MAX_LISTS + 1
+async def test_what_a_cancelled_reader_held_is_taken_once_and_last() -> None:
+    inbox = full_inbox()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(inbox.put, arrivals("held"))
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    inbox.put_last(arrivals("arrived"))
+    assert names_in(inbox) == ["early"] * MAX_LISTS + ["held", "arrived"]
+    assert names_in(inbox) == []

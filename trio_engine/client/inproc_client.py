@@ -55,8 +55,7 @@ class _InboxSender(MessageSender):
         self._decoder = RequestDecoder()
 
     async def _send(self, engine_index: int, frames: Frames) -> None:
-        await self._inbox.wait_room()
-        self._inbox.put([Arrival(CLIENT_INDEX, self._decode(frames))])
+        await self._inbox.put([Arrival(CLIENT_INDEX, self._decode(frames))])
 
     def _decode(self, frames: Frames) -> EngineCoreMessage | UndecodableRequest:
         try:

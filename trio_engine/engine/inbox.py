@@ -1,12 +1,12 @@
 """Decoded messages on their way from the readers to the step loop.
 
-Engine. Not a memory channel: a reader that is cancelled in ``send`` would lose what it has taken
-from its socket. Here it waits for room first, then takes and puts without a checkpoint between.
+Engine. A memory channel, and beside it what readers held when they were cancelled: they have taken
+it from their sockets, so nobody else could answer it.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import contextlib
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from trio_engine.engine.doorbell import Doorbell
 
 # Lists of messages. The step loop empties the inbox each turn, so it fills only while one turn
-# computes; readers then wait, and ZeroMQ holds the backlog. Each reader may have seen the last
-# room, so there can be one list more for every client but one.
+# computes; readers then wait, and ZeroMQ holds the backlog.
 MAX_LISTS = 8
 
 
@@ -40,23 +39,38 @@ class Inbox:
 
     def __init__(self, doorbell: Doorbell) -> None:
         self._doorbell = doorbell
-        self._lists: deque[list[Arrival]] = deque()
-        self._waiting = trio.lowlevel.ParkingLot()
+        self._sender: trio.MemorySendChannel[list[Arrival]]
+        self._receiver: trio.MemoryReceiveChannel[list[Arrival]]
+        self._sender, self._receiver = trio.open_memory_channel[list[Arrival]](MAX_LISTS)
+        self._last: list[Arrival] = []
 
-    async def wait_room(self) -> None:
-        """Returns when ``put`` is welcome. Cancellation: nothing is left behind."""
-        await trio.lowlevel.checkpoint()
-        while len(self._lists) >= MAX_LISTS:
-            await self._waiting.park()
+    async def put(self, arrivals: list[Arrival]) -> None:
+        """Adds messages in the order in which they came; waits while the inbox is full.
 
-    def put(self, arrivals: list[Arrival]) -> None:
-        """Adds messages in the order in which they came. Always takes them: see ``wait_room``."""
-        self._lists.append(arrivals)
+        Cancellation: they are in the inbox all the same.
+        """
+        try:
+            await self._sender.send(arrivals)
+        except trio.Cancelled:
+            self.put_last(arrivals)
+            raise
+        self._doorbell.ring()
+
+    def put_nowait(self, arrivals: list[Arrival]) -> None:
+        """``put`` or trio.WouldBlock."""
+        self._sender.send_nowait(arrivals)
+        self._doorbell.ring()
+
+    def put_last(self, arrivals: list[Arrival]) -> None:
+        """Adds what a client has sent last, room or not: its reader ends."""
+        self._last += arrivals
         self._doorbell.ring()
 
     def take(self) -> list[Arrival]:
-        """Everything, oldest first; readers may go on."""
-        arrivals = [arrival for some in self._lists for arrival in some]
-        self._lists.clear()
-        self._waiting.unpark_all()
-        return arrivals
+        """Everything, each client's in its order; readers may go on."""
+        arrivals: list[Arrival] = []
+        with contextlib.suppress(trio.WouldBlock):
+            while True:
+                arrivals += self._receiver.receive_nowait()
+        last, self._last = self._last, []
+        return arrivals + last

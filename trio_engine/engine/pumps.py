@@ -47,13 +47,12 @@ async def read_requests(socket: ZmqSocket, client_index: int, inbox: Inbox) -> N
 
     try:
         while True:
-            await inbox.wait_room()
             messages = await socket.receive_many(MAX_MESSAGES_PER_SLICE)
-            inbox.put([decode(frames) for frames in messages])
+            await inbox.put([decode(frames) for frames in messages])
     except trio.Cancelled:
         with contextlib.suppress(trio.WouldBlock, trio.ClosedResourceError):
             for _ in range(MAX_LAST_MESSAGES):
-                inbox.put([decode(socket.receive_nowait())])
+                inbox.put_last([decode(socket.receive_nowait())])
         raise
 
 
