@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "transport": {"wire"},
     "engine": {"core", "wire", "transport", "executor.base"},
     "engine.__main__": {"cli"},
-    "client": {"wire", "transport", "text", "checkpoint", "engine_arguments"},
+    "client": {"wire", "transport", "text", "checkpoint", "engine_arguments", "observability"},
     "client.inproc_client": {"wire", "text", "checkpoint", "core", "engine", "executor.base"},
     "observability": set(),
     "testing": {"wire", "transport", "core", "executor", "client"},

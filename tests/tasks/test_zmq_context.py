@@ -208,9 +208,7 @@ def test_option_out_of_range_is_refused(options: dict[str, Any]) -> None:
         context.socket(SocketKind.ROUTER, **options)
 
 
-def test_ipc_directory_is_private_and_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ipc_directory_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with IpcDirectory() as directory, open_context() as context:
         assert os.path.dirname(directory.path) == str(tmp_path)

@@ -13,7 +13,9 @@ import pytest
 from trio_engine.observability.logs import (
     LoadProgressLog,
     TerminalHandler,
+    log_start_up_failure,
     parse_progress,
+    parse_start_up_failure,
     render_progress,
 )
 
@@ -136,3 +138,11 @@ def test_an_engines_log_goes_to_standard_error() -> None:
     assert done.stdout == ""
     _, words = done.stderr.rstrip("\n").split(" ", 1)
     assert words == "INFO x: event key=1"
+
+
+def test_the_reason_of_a_failed_start_is_found_again(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
+        log_start_up_failure(ValueError("it's 'odd'"))
+    text = f"one\n12:00:00 ERROR x: {caplog.messages[0]}\ntwo"
+    assert parse_start_up_failure(text) == "it's 'odd'"
+    assert parse_start_up_failure("nothing of the kind") is None

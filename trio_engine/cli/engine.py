@@ -19,12 +19,10 @@ from trio_engine.engine.exit import ExitStatus
 from trio_engine.engine.shutdown import STOP_SIGNALS
 from trio_engine.engine_arguments import add_engine_arguments, config_from_arguments
 from trio_engine.errors import ConfigError, EngineDeadError, EngineStartError
-from trio_engine.observability.logs import configure_logging
+from trio_engine.observability.logs import configure_logging, log_start_up_failure
 
 if TYPE_CHECKING:
     from types import FrameType
-
-logger = logging.getLogger(__name__)
 
 
 def run(arguments: list[str]) -> int:
@@ -104,7 +102,7 @@ def _run(proc: EngineCoreProc) -> ExitStatus:
     try:
         trio.run(proc.run)
     except EngineStartError as error:
-        logger.error("start_up_failed reason='%s'", error)
+        log_start_up_failure(error)
         return ExitStatus.START_UP_FAILED
     except EngineDeadError:
         return ExitStatus.CRASHED

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from trio_engine.errors import EngineDeadError, EngineStartError
+from trio_engine.observability.logs import parse_start_up_failure
 from trio_engine.wire.handshake import ExpectedEngine
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ async def wait_process_ready(
     if process.exit_status is None:
         message = front_end.describe_timeout(start_timeout_s)
     else:
-        message = f"the engine process ended before it was ready: {process.describe_exit()}"
+        reason = parse_start_up_failure(process.stderr_tail) or "it did not say why"
+        message = f"the engine did not start ({process.describe_exit()}): {reason}"
     error = EngineStartError(
         message, exit_status=process.exit_status, stderr_tail=process.stderr_tail
     )

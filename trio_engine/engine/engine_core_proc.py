@@ -33,7 +33,7 @@ from trio_engine.engine.links import ClientLinks
 from trio_engine.engine.shutdown import Shutdown, watch_owner, watch_signals
 from trio_engine.engine.step_loop import StepLoop
 from trio_engine.engine.utility import UtilityCalls, UtilityHandler
-from trio_engine.errors import EngineDeadError, EngineStartError
+from trio_engine.errors import EngineDeadError, EngineError, EngineStartError
 from trio_engine.transport.context import open_context
 from trio_engine.wire.handshake import EngineHandshake
 
@@ -148,8 +148,7 @@ class EngineCoreProc:
                 await self._run_io(task_status)
         except* Exception as group:
             causes = _leaves(group)
-            for cause in causes:
-                logger.critical("engine_failed ready=%s", self._is_ready, exc_info=cause)
+            self._log_failures(causes)
         except* trio.Cancelled:
             if not causes:  # a failure must not hide behind a cancellation
                 raise
@@ -158,6 +157,14 @@ class EngineCoreProc:
             if self._is_ready:
                 raise EngineDeadError(f"the engine died: {summary}") from causes[0]
             raise EngineStartError(summary) from causes[0]
+
+    def _log_failures(self, causes: list[BaseException]) -> None:
+        if not self._is_ready and len(causes) == 1 and isinstance(causes[0], EngineError):
+            # Something that the user can mend (a model, an option, an address): the error that
+            # leaves here says it in a line, and where our code was then helps nobody.
+            return
+        for cause in causes:
+            logger.critical("engine_failed ready=%s", self._is_ready, exc_info=cause)
 
     # The nurseries, from the outside in
 

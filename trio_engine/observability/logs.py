@@ -14,6 +14,8 @@ PROGRESS_EVENT = "load_progress"
 _PROGRESS_LINE = re.compile(rf"{PROGRESS_EVENT} done_bytes=(\d+) total_bytes=(\d+)")
 _BAR_WIDTH = 30
 
+_START_UP_FAILURE = re.compile(r"start_up_failed reason='(.*)'$", re.MULTILINE)
+
 logger = logging.getLogger(__name__)
 
 
@@ -34,6 +36,17 @@ class LoadProgressLog:
             return
         self._next_share = share + self.STEP
         logger.info("%s done_bytes=%d total_bytes=%d", PROGRESS_EVENT, done_bytes, total_bytes)
+
+
+def log_start_up_failure(error: Exception) -> None:
+    """Says why an engine did not start, as a log line that ``parse_start_up_failure`` reads."""
+    logger.error("start_up_failed reason='%s'", error)
+
+
+def parse_start_up_failure(text: str) -> str | None:
+    """The reason in the last lines of an engine process; None if it gave none."""
+    found = _START_UP_FAILURE.findall(text)
+    return found[-1] if found else None
 
 
 def parse_progress(line: str) -> tuple[int, int] | None:
