@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from decoding import LogitsProbe, load_decoder
-from tiny_models import FAMILIES, make_gguf, make_hf_folder, make_model
 
+from tests.model.decoding import LogitsProbe, load_decoder
+from tests.model.tiny_models import FAMILIES, make_gguf, make_hf_folder, make_model
 from trio_engine.checkpoint import ModelFiles
 from trio_engine.errors import ModelError
 from trio_engine.model.loader import open_checkpoint

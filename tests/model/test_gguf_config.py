@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import FAMILIES, make_gguf, make_model
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from tests.model.tiny_models import FAMILIES, make_gguf, make_model
 from trio_engine.errors import ModelError
 from trio_engine.gguf_metadata import GGUFFile, TensorInfo, read_gguf
 from trio_engine.model.config import RopeConfig

@@ -11,8 +11,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from tiny_models import FAMILIES, make_gguf, make_model
 
+from tests.model.tiny_models import FAMILIES, make_gguf, make_model
 from trio_engine.checkpoint import ModelFiles, locate_model
 from trio_engine.errors import ModelError
 from trio_engine.gguf_metadata import read_gguf

@@ -10,9 +10,9 @@ import pytest
 import torch
 import transformers
 from hypothesis import given, settings, strategies as st
-from tiny_models import FAMILIES, make_hf_folder
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from tests.model.tiny_models import FAMILIES, make_hf_folder
 from trio_engine.errors import ModelError
 from trio_engine.model.config import ModelConfig, RopeConfig
 from trio_engine.model.hf_config import parse_hf_config, read_hf_config

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from decoding import CPU, GREEDY, PlanDriver, load_decoder, new_row
-from tiny_models import make_hf_folder
 
+from tests.model.decoding import CPU, GREEDY, PlanDriver, load_decoder, new_row
+from tests.model.tiny_models import make_hf_folder
 from trio_engine.checkpoint import ModelFiles
 from trio_engine.core.plan import StepPlan, StepResult
 from trio_engine.errors import RequestStepError, StepError

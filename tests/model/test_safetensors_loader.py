@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import FAMILIES, make_hf_folder
 
+from tests.model.tiny_models import FAMILIES, make_hf_folder
 from trio_engine.checkpoint import ModelFiles
 from trio_engine.errors import ModelError
 from trio_engine.model.loader import Checkpoint, open_checkpoint

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from decoding import GREEDY, PlanDriver
-from greedy_oracle import NUM_TOKENS, GreedyOracle
 
+from tests.model.decoding import GREEDY, PlanDriver
+from tests.model.greedy_oracle import NUM_TOKENS, GreedyOracle
 from trio_engine.config import EngineConfig
 from trio_engine.executor.torch_executor import TorchExecutor
 

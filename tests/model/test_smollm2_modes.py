@@ -6,8 +6,8 @@ from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from greedy_oracle import MAX_TIES, NUM_TOKENS, TIE_GAP, Comparison, GreedyOracle
 
+from tests.model.greedy_oracle import MAX_TIES, NUM_TOKENS, TIE_GAP, Comparison, GreedyOracle
 from trio_engine.config import EngineConfig
 from trio_engine.core.engine_core import EngineCore
 from trio_engine.executor.torch_executor import TorchExecutor

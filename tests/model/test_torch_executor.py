@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 import torch
-from decoding import GREEDY, PlanDriver
-from tiny_models import make_hf_folder
 
+from tests.model.decoding import GREEDY, PlanDriver
+from tests.model.tiny_models import make_hf_folder
 from trio_engine.checkpoint import locate_model
 from trio_engine.config import EngineConfig
 from trio_engine.core.plan import DeviceCommand, StepPlan
