@@ -93,7 +93,7 @@ async def test_a_burst_is_read_whole_and_in_order(inputs: tuple[ZmqSocket, ZmqSo
     inbox = CountingInbox()
     ids = [str(i) for i in range(10 * MAX_MESSAGES_PER_SLICE)]
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(read_requests, dealer, 3, inbox)
+        nursery.start_soon(read_requests, dealer, Outbox(3, 0), Doorbell(), inbox)
         await send_aborts(router, *ids)
         await inbox.wait_ids(len(ids))
         nursery.cancel_scope.cancel()
@@ -108,7 +108,7 @@ async def test_a_reader_waits_for_the_loop_and_leaves_the_rest_to_zeromq(
     ids = [str(i) for i in range(2 * MAX_LISTS * MAX_MESSAGES_PER_SLICE)]
     await send_aborts(router, *ids)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(read_requests, dealer, 3, inbox)
+        nursery.start_soon(read_requests, dealer, Outbox(3, 0), Doorbell(), inbox)
         while dealer.statistics().messages_received < MAX_LISTS:
             await trio.lowlevel.checkpoint()
         await wait_all_tasks_blocked(0.05)
@@ -127,7 +127,7 @@ async def test_cancelling_a_reader_loses_nothing_that_has_arrived(
     inbox = CountingInbox()
     ids = [str(i) for i in range(MAX_LISTS + 100)]
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(read_requests, dealer, 3, inbox)
+        nursery.start_soon(read_requests, dealer, Outbox(3, 0), Doorbell(), inbox)
         for number, request_id in enumerate(ids, 1):
             await send_aborts(router, request_id)
             if number <= MAX_LISTS + 1:  # one by one, so that each is a list
@@ -154,7 +154,7 @@ async def test_a_flood_does_not_hold_up_the_end(
         await send_aborts(router, *map(str, range(100)))
         await wait_all_tasks_blocked(0.1)
         nursery.cancel_scope.cancel()
-        nursery.start_soon(read_requests, dealer, 3, inbox)
+        nursery.start_soon(read_requests, dealer, Outbox(3, 0), Doorbell(), inbox)
     inbox.empty()
     assert inbox.ids == ["0", "1", "2"]
 
@@ -165,7 +165,7 @@ async def test_what_does_not_decode_is_passed_on_as_such(
     router, dealer = inputs
     inbox = CountingInbox()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(read_requests, dealer, 3, inbox)
+        nursery.start_soon(read_requests, dealer, Outbox(3, 0), Doorbell(), inbox)
         await router.send([PEER, b"\x07", b"?"])
         await inbox.doorbell.wait()
         (arrival,) = inbox.take()
@@ -182,9 +182,33 @@ async def test_a_socket_that_is_closed_ends_the_reader(
     _, dealer = inputs
     with pytest.RaisesGroup(trio.ClosedResourceError):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(read_requests, dealer, 3, CountingInbox())
+            nursery.start_soon(read_requests, dealer, Outbox(3, 0), Doorbell(), CountingInbox())
             await wait_all_tasks_blocked()
             dealer.close()
+
+
+async def test_nothing_more_is_read_of_a_client_whose_outbox_is_full(
+    inputs: tuple[ZmqSocket, ZmqSocket],
+) -> None:
+    router, dealer = inputs
+    outbox, room, inbox = Outbox(3, 0, limit_bytes=10), Doorbell(), CountingInbox()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read_requests, dealer, outbox, room, inbox)
+        await send_aborts(router, "a")
+        await inbox.wait_ids(1)
+        outbox.refuse("x", FinishReason.ERROR)
+        assert outbox.is_full
+        # The reader waits at its socket still: one message more is in its hands.
+        await send_aborts(router, "b")
+        await inbox.wait_ids(2)
+        await send_aborts(router, "c")
+        await wait_all_tasks_blocked(0.05)
+        assert dealer.statistics().messages_received == 2
+        outbox.take(0.0)
+        room.ring()
+        await inbox.wait_ids(3)
+        nursery.cancel_scope.cancel()
+    assert inbox.ids == ["a", "b", "c"]
 
 
 # Writing
@@ -198,7 +222,7 @@ async def test_what_is_put_in_after_a_ring_goes_out(outputs: tuple[ZmqSocket, Zm
     push, pull = outputs
     outbox, doorbell = Outbox(0, 5), Doorbell()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(write_outputs, push, outbox, doorbell, time.monotonic)
+        nursery.start_soon(write_outputs, push, outbox, doorbell, Doorbell(), time.monotonic)
         for request_id in ("x", "y"):
             before = time.monotonic()
             outbox.refuse(request_id, FinishReason.ERROR)
@@ -220,7 +244,7 @@ async def test_the_last_words_are_outputs_then_answers_then_the_death_notice(
     outbox.put_utility_output(UtilityOutput(2, result=UtilityResult(None, 2)))
     outbox.refuse("x", FinishReason.ABORT)
     doorbell.close()
-    await write_outputs(push, outbox, doorbell, time.monotonic)
+    await write_outputs(push, outbox, doorbell, Doorbell(), time.monotonic)
     assert [output.request_id for output in (await receive(pull)).outputs] == ["x"]
     for call_id in (1, 2):
         answer = (await receive(pull)).utility_output
@@ -235,7 +259,7 @@ async def test_a_death_notice_is_not_sent_before_the_end(
     push, pull = outputs
     outbox, doorbell = Outbox(0, 0), Doorbell()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(write_outputs, push, outbox, doorbell, time.monotonic)
+        nursery.start_soon(write_outputs, push, outbox, doorbell, Doorbell(), time.monotonic)
         outbox.mark_dead()
         doorbell.ring()
         await wait_all_tasks_blocked()
@@ -251,5 +275,5 @@ async def test_nothing_to_say_sends_nothing(outputs: tuple[ZmqSocket, ZmqSocket]
     doorbell = Doorbell()
     doorbell.ring()
     doorbell.close()
-    await write_outputs(push, Outbox(0, 0), doorbell, time.monotonic)
+    await write_outputs(push, Outbox(0, 0), doorbell, Doorbell(), time.monotonic)
     assert push.statistics().messages_sent == 0

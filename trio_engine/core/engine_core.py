@@ -60,10 +60,12 @@ class EngineCore:
         engine_index: int = 0,
     ) -> None:
         self.max_model_len = effective_max_model_len(config, properties)
-        self.outboxes = [Outbox(index, engine_index) for index in range(num_clients)]
+        self.outboxes = [
+            Outbox(index, engine_index, limit_bytes=config.outbox_limit_bytes)
+            for index in range(num_clients)
+        ]
         self._vocab_size = properties.vocab_size
         self._max_waiting_requests = config.max_waiting_requests
-        self._outbox_limit_bytes = config.outbox_limit_bytes
         self._metrics = RequestMetrics(clock, enabled=config.log_stats)
         self._kv_cache = KVCacheManager(properties.num_blocks, properties.block_size)
         self._scheduler = Scheduler(
@@ -309,7 +311,7 @@ class EngineCore:
         num_waiting = len(self._scheduler.waiting)
         if self._max_waiting_requests is not None and num_waiting >= self._max_waiting_requests:
             raise OverloadedError(f"{num_waiting} requests wait already")
-        if self.outboxes[source.client_index].num_bytes > self._outbox_limit_bytes:
+        if self.outboxes[source.client_index].is_full:
             raise OverloadedError(f"client {source.client_index} does not read its outputs")
         request = Request(source, params, self.max_model_len)
         if source.abort_immediately:
@@ -363,7 +365,7 @@ class EngineCore:
 
     def _end_overflowing_clients(self) -> None:
         for outbox in self.outboxes:
-            if outbox.num_bytes <= self._outbox_limit_bytes:
+            if not outbox.is_full:
                 continue
             client_index = outbox.client_index
             requests = [r for r in self._requests.values() if r.client_index == client_index]

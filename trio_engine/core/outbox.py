@@ -6,6 +6,7 @@ object and not by id: a request under a re-used id must not inherit older tokens
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from trio_engine.outputs import (
@@ -23,18 +24,27 @@ if TYPE_CHECKING:
 
 # A pooling request's end must carry a tensor, or a vLLM front end stops.
 EMPTY_POOLING_OUTPUT = TensorData("float32", (0,), b"")
-# Rough size on the wire and in memory, for the limit only: an entry without its id, a token.
+# Rough sizes in memory, for the limit only: an entry or an answer without its strings, a token, a
+# finished id without its text.
 ENTRY_BYTES = 64
 TOKEN_BYTES = 5
+FINISHED_ID_BYTES = 64
 
 
 class Outbox:
-    """Unsent outputs of one engine for one client."""
+    """Unsent outputs of one engine for one client.
+
+    Args:
+        client_index: of the client.
+        engine_index: told in every message.
+        limit_bytes: size beyond which ``is_full``.
+    """
 
     __slots__ = (
         "_entries",
         "_finished_requests",
         "_is_dead",
+        "_limit_bytes",
         "_scheduler_stats",
         "_utility_outputs",
         "client_index",
@@ -42,8 +52,11 @@ class Outbox:
         "num_bytes",
     )
 
-    def __init__(self, client_index: int, engine_index: int) -> None:
+    def __init__(
+        self, client_index: int, engine_index: int, *, limit_bytes: float = math.inf
+    ) -> None:
         self.client_index = client_index
+        self._limit_bytes = limit_bytes
         self.engine_index = engine_index
         self.num_bytes = 0
         self._entries: dict[object, EngineCoreOutput] = {}
@@ -64,6 +77,11 @@ class Outbox:
         )
 
     @property
+    def is_full(self) -> bool:
+        """Whether its client must read before it may ask for more."""
+        return self.num_bytes > self._limit_bytes
+
+    @property
     def is_dead(self) -> bool:
         """Whether the engine's death is to be told after everything else."""
         return self._is_dead
@@ -80,7 +98,7 @@ class Outbox:
         entry = self._entry_of(request)
         entry.finish_reason = reason
         entry.stop_reason = stop_reason
-        self._finished_requests.add(request.request_id)
+        self._note_finished(request.request_id)
 
     def refuse(
         self,
@@ -98,7 +116,7 @@ class Outbox:
             stop_reason=stop_reason,
             pooling_output=EMPTY_POOLING_OUTPUT if is_pooling else None,
         )
-        self._finished_requests.add(request_id)
+        self._note_finished(request_id)
         self.num_bytes += ENTRY_BYTES + len(request_id)
 
     def drop(self, request: Request) -> None:
@@ -107,7 +125,7 @@ class Outbox:
         if entry is not None:
             self.num_bytes -= ENTRY_BYTES + len(entry.request_id)
             self.num_bytes -= TOKEN_BYTES * len(entry.new_token_ids)
-        self._finished_requests.add(request.request_id)
+        self._note_finished(request.request_id)
 
     def put_scheduler_stats(self, stats: SchedulerStats) -> None:
         """Replaces the gauges; prefix cache numbers add up, as they are deltas."""
@@ -115,9 +133,13 @@ class Outbox:
             _add_up(stats.prefix_cache_stats, self._scheduler_stats.prefix_cache_stats)
         self._scheduler_stats = stats
 
-    def put_utility_output(self, output: UtilityOutput) -> None:
-        """Adds an answer; it is sent after all outputs that came before it."""
+    def put_utility_output(self, output: UtilityOutput, *, result_bytes: int = 0) -> None:
+        """Adds an answer; it is sent after all outputs that came before it.
+
+        ``result_bytes`` is what the result takes, encoded.
+        """
         self._utility_outputs.append(output)
+        self.num_bytes += ENTRY_BYTES + len(output.failure_message or "") + result_bytes
 
     def mark_dead(self) -> None:
         """Tells the engine's death as the last word."""
@@ -153,6 +175,11 @@ class Outbox:
         self._utility_outputs = []
         self.num_bytes = 0
         return messages
+
+    def _note_finished(self, request_id: str) -> None:
+        if request_id not in self._finished_requests:
+            self._finished_requests.add(request_id)
+            self.num_bytes += FINISHED_ID_BYTES + len(request_id)
 
     def _entry_of(self, request: Request) -> EngineCoreOutput:
         """The unsent entry, opened if there is none, with all events up to now."""

@@ -32,9 +32,11 @@ OUTPUT_SEND_HWM = 16
 
 
 class _Writer(msgspec.Struct, eq=False):
-    """One client's way out: ``scope`` shields its task, ``doorbell`` wakes and ends it."""
+    """One client's way out: ``scope`` shields its task, ``doorbell`` wakes and ends it,
+    ``room`` tells the client's reader that everything was sent."""
 
     doorbell: Doorbell
+    room: Doorbell
     scope: trio.CancelScope
     done: trio.Event
 
@@ -78,15 +80,19 @@ class ClientLinks:
                 SocketKind.PUSH, send_hwm=OUTPUT_SEND_HWM, linger_s=self._linger_s
             )
             socket.connect(address)
-            writer = _Writer(Doorbell(), trio.CancelScope(shield=True), trio.Event())
+            writer = _Writer(Doorbell(), Doorbell(), trio.CancelScope(shield=True), trio.Event())
             self._writers.append(writer)
             writers.start_soon(self._write, writer, socket, outbox, name=f"writer {address}")
-        for index, address in enumerate(addresses.inputs):
-            socket = self._context.socket(SocketKind.DEALER, identity=self._identity, receive_hwm=0)
+        pairs = zip(outboxes, self._writers, addresses.inputs, strict=True)
+        for outbox, writer, address in pairs:
+            # With a high-water mark, what a client sends faster than it is read stays its own.
+            socket = self._context.socket(SocketKind.DEALER, identity=self._identity)
             socket.connect(address)
             # A ROUTER cannot send to a peer that has not spoken first.
             await socket.send([announcement])
-            readers.start_soon(read_requests, socket, index, loop.inbox, name=f"reader {address}")
+            readers.start_soon(
+                read_requests, socket, outbox, writer.room, loop.inbox, name=f"reader {address}"
+            )
 
     def ring(self, client_index: int) -> None:
         """Has a client's writer look into its outbox."""
@@ -107,7 +113,7 @@ class ClientLinks:
     async def _write(self, writer: _Writer, socket: ZmqSocket, outbox: Outbox) -> None:
         try:
             with writer.scope:
-                await write_outputs(socket, outbox, writer.doorbell, self._clock)
+                await write_outputs(socket, outbox, writer.doorbell, writer.room, self._clock)
             if writer.scope.cancelled_caught:
                 logger.warning("outputs_dropped client=%d", outbox.client_index)
                 socket.drop_linger()  # its client had its time

@@ -32,11 +32,15 @@ MAX_MESSAGES_PER_SLICE = 32
 MAX_LAST_MESSAGES = 1024
 
 
-async def read_requests(socket: ZmqSocket, client_index: int, inbox: Inbox) -> None:
+async def read_requests(socket: ZmqSocket, outbox: Outbox, room: Doorbell, inbox: Inbox) -> None:
     """Decodes what comes from one client and hands it to the step loop, for ever.
+
+    While the client's outbox is full nothing more is read of it: each message would add to
+    what it does not read. ``room`` is rung when the outbox was emptied.
 
     Cancellation: whatever had arrived is in the inbox, so that every request there is answered.
     """
+    client_index = outbox.client_index
     decoder = RequestDecoder()
 
     def decode(frames: Frames) -> Arrival:
@@ -47,6 +51,8 @@ async def read_requests(socket: ZmqSocket, client_index: int, inbox: Inbox) -> N
 
     try:
         while True:
+            while outbox.is_full:
+                await room.wait()
             messages = await socket.receive_many(MAX_MESSAGES_PER_SLICE)
             await inbox.put([decode(frames) for frames in messages])
     except trio.Cancelled:
@@ -57,9 +63,15 @@ async def read_requests(socket: ZmqSocket, client_index: int, inbox: Inbox) -> N
 
 
 async def write_outputs(
-    socket: ZmqSocket, outbox: Outbox, doorbell: Doorbell, clock: Callable[[], float]
+    socket: ZmqSocket,
+    outbox: Outbox,
+    doorbell: Doorbell,
+    room: Doorbell,
+    clock: Callable[[], float],
 ) -> None:
     """Sends whatever is in a client's outbox, until the doorbell is closed.
+
+    Rings ``room`` when all of it has been sent.
 
     The death notice, if there is one, is the last message.
 
@@ -74,6 +86,7 @@ async def write_outputs(
             break
         for message in outbox.take(clock()):
             await socket.send(encoder.encode(message))
+        room.ring()
     for message in outbox.take(clock()):
         await socket.send(encoder.encode(message))
     if outbox.is_dead:

@@ -112,9 +112,10 @@ class StepLoop:
         self.core.abort_all()
         self._ring_writers()
 
-    def answer(self, client_index: int, output: UtilityOutput) -> None:
-        """Puts a utility answer into its client's outbox."""
-        self.core.outboxes[client_index].put_utility_output(output)
+    def answer(self, client_index: int, output: UtilityOutput, *, result_bytes: int = 0) -> None:
+        """Puts a utility answer into its client's outbox; ``result_bytes`` as encoded."""
+        outbox = self.core.outboxes[client_index]
+        outbox.put_utility_output(output, result_bytes=result_bytes)
         self._on_output(client_index)
 
     def refuse_utility_call(self, call: UtilityCall) -> None:

@@ -107,11 +107,12 @@ class UtilityCalls:
         output = UtilityOutput(call.call_id, result=UtilityResult(None, result))
         try:
             # In an outbox it would be the writer that meets what cannot be encoded.
-            self._encoder.encode(EngineCoreOutputs(utility_output=output))
+            frames = self._encoder.encode(EngineCoreOutputs(utility_output=output))
         except ProtocolError as error:
             self._answer_failure(call, error)
         else:
-            self._loop.answer(call.client_index, output)
+            result_bytes = sum(map(len, frames))
+            self._loop.answer(call.client_index, output, result_bytes=result_bytes)
 
     def _answer_failure(self, call: UtilityCall, error: Exception) -> None:
         reason = str(error) if isinstance(error, EngineError) else repr(error)

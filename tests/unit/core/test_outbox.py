@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.unit.core.core_parts import make_request
-from trio_engine.core.outbox import ENTRY_BYTES, TOKEN_BYTES, Outbox
+from trio_engine.core.outbox import ENTRY_BYTES, FINISHED_ID_BYTES, TOKEN_BYTES, Outbox
 from trio_engine.outputs import (
     EngineCoreEvent,
     EngineCoreEventType,
@@ -318,9 +318,11 @@ def test_unsent_bytes_grow_with_entries_and_tokens(outbox: Outbox) -> None:
     append_tokens(outbox, request, 1, 2)
     assert outbox.num_bytes == ENTRY_BYTES + 4 + 2 * TOKEN_BYTES
     outbox.refuse("xy", FinishReason.ERROR)
-    assert outbox.num_bytes == 2 * ENTRY_BYTES + 6 + 2 * TOKEN_BYTES
+    refused = ENTRY_BYTES + 2 + FINISHED_ID_BYTES + 2
+    assert outbox.num_bytes == ENTRY_BYTES + 4 + 2 * TOKEN_BYTES + refused
     outbox.finish(make_request("z"), FinishReason.ABORT)
-    assert outbox.num_bytes == 3 * ENTRY_BYTES + 7 + 2 * TOKEN_BYTES
+    ended = ENTRY_BYTES + 1 + FINISHED_ID_BYTES + 1
+    assert outbox.num_bytes == ENTRY_BYTES + 4 + 2 * TOKEN_BYTES + refused + ended
 
 
 def test_a_drop_takes_exactly_its_bytes_back(outbox: Outbox) -> None:
@@ -329,6 +331,27 @@ def test_a_drop_takes_exactly_its_bytes_back(outbox: Outbox) -> None:
     request = make_request("goes")
     append_tokens(outbox, request, 1, 2, 3)
     outbox.drop(request)
+    before += FINISHED_ID_BYTES + 4  # that its end is told
     assert outbox.num_bytes == before
     outbox.drop(request)
     assert outbox.num_bytes == before
+
+
+def test_everything_unsent_counts_towards_the_limit() -> None:
+    outbox = Outbox(0, 0, limit_bytes=1000)
+    sizes = [outbox.num_bytes]
+    for put in (
+        lambda: outbox.refuse("refused", FinishReason.ERROR),
+        lambda: outbox.put_utility_output(UtilityOutput(1, failure_message="no")),
+        lambda: outbox.put_utility_output(UtilityOutput(2), result_bytes=300),
+        lambda: outbox.drop(make_request("dropped")),
+    ):
+        put()
+        sizes.append(outbox.num_bytes)
+    assert sizes == sorted(set(sizes))
+    assert not outbox.is_full
+    outbox.put_utility_output(UtilityOutput(3), result_bytes=1000)
+    assert outbox.is_full
+    outbox.take(0.0)
+    assert outbox.num_bytes == 0
+    assert not outbox.is_full
