@@ -69,6 +69,7 @@ class ScriptedWireEngine:
         self._may_read = trio.Event()
         self._may_read.set()
         self._ready = trio.Event()
+        self._sending = trio.Lock()
         self._input: ZmqSocket | None = None
         self._output: ZmqSocket | None = None
 
@@ -174,10 +175,11 @@ class ScriptedWireEngine:
         await self.send_frames([ENGINE_CORE_DEAD])
 
     async def send_frames(self, frames: Sequence[bytes | memoryview]) -> None:
-        """Sends any bytes at all."""
+        """Sends any bytes at all. Several tasks may send; each message goes out whole."""
         await self._ready.wait()
         assert self._output is not None
-        await self._output.send(frames)
+        async with self._sending:
+            await self._output.send(frames)
 
     async def run(self, handshake_address: str, ready_response: ReadyResponse) -> None:
         """Starts up, then reads until it is cancelled. Run by ``open_scripted_engine``."""
