@@ -21,6 +21,8 @@ from trio_engine.outputs import (
 from trio_engine.tensors import TensorData
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from trio_engine.core.request import Request
 
 QUEUED = EngineCoreEvent(EngineCoreEventType.QUEUED, 1.0)
@@ -340,12 +342,13 @@ def test_a_drop_takes_exactly_its_bytes_back(outbox: Outbox) -> None:
 def test_everything_unsent_counts_towards_the_limit() -> None:
     outbox = Outbox(0, 0, limit_bytes=1000)
     sizes = [outbox.num_bytes]
-    for put in (
+    puts: list[Callable[[], None]] = [
         lambda: outbox.refuse("refused", FinishReason.ERROR),
         lambda: outbox.put_utility_output(UtilityOutput(1, failure_message="no")),
         lambda: outbox.put_utility_output(UtilityOutput(2), result_bytes=300),
         lambda: outbox.drop(make_request("dropped")),
-    ):
+    ]
+    for put in puts:
         put()
         sizes.append(outbox.num_bytes)
     assert sizes == sorted(set(sizes))
