@@ -7,9 +7,12 @@ ends there; at most ``MAX_TIES`` of the sequences may end so.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import gguf
+import pytest
 import torch
 
 from trio_engine.checkpoint import locate_model
@@ -125,7 +128,10 @@ class GreedyOracle:
 def _pretrained(class_name: str, path: Path, **options: Any) -> Any:
     import transformers
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")  # transformers' own, about its GGUF reader
+        patch.setattr("tqdm.std.tqdm.monitor_interval", 0)  # its thread would be left behind
+        # It makes this table of names anew for every module of the model: a minute in all.
+        patch.setattr(gguf, "get_tensor_name_map", functools.cache(gguf.get_tensor_name_map))
         source = getattr(transformers, class_name)
         return source.from_pretrained(path.parent, gguf_file=path.name, **options)
