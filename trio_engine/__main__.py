@@ -12,12 +12,25 @@ COMMANDS = {
     "engine": "run the engine process behind a front end",
 }
 
+INTERRUPTED_STATUS = 130
+"""What a shell expects of a command that Ctrl-C ended."""
+
 
 def usage() -> str:
     """The list of commands."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items()]
     return "\n".join(["usage: trio-engine COMMAND [OPTION]...", "", "commands:", *lines])
+
+
+def run_command(name: str, arguments: list[str]) -> int:
+    """Imports a command and runs it; Ctrl-C during either ends it without a traceback."""
+    try:
+        command = importlib.import_module(f"trio_engine.cli.{name}")
+        status: int = command.run(arguments)
+    except KeyboardInterrupt:
+        return INTERRUPTED_STATUS
+    return status
 
 
 def main() -> int:
@@ -28,9 +41,7 @@ def main() -> int:
 
         return run_engine(arguments)
     if name in COMMANDS:
-        command = importlib.import_module(f"trio_engine.cli.{name}")
-        status: int = command.run(arguments)
-        return status
+        return run_command(name, arguments)
     if name in ("--version", "-V"):
         from trio_engine import __version__
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,8 +22,6 @@ from trio_engine.sampling_params import RequestOutputKind, SamplingParams
 from trio_engine.transport.ipc import IpcDirectory
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from trio_engine.client.base import EngineClient
     from trio_engine.client.stream import RequestStream
 
@@ -153,8 +152,9 @@ trio.run(main)
 
 
 @pytest.mark.slow
-async def test_the_engine_leaves_when_its_owner_is_killed(tmp_path: Path) -> None:
-    env = {**os.environ, "TMPDIR": str(tmp_path)}
+async def test_the_engine_leaves_when_its_owner_is_killed_and_takes_the_sockets_along() -> None:
+    parent = tempfile.mkdtemp(prefix="te-", dir="/tmp")  # short enough for sockets in it
+    env = {**os.environ, "TMPDIR": parent}
     command = [sys.executable, "-c", OWNER]
     with trio.fail_after(TEST_TIMEOUT_S):
         owner = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE, env=env)
@@ -165,3 +165,4 @@ async def test_the_engine_leaves_when_its_owner_is_killed(tmp_path: Path) -> Non
         await owner.wait()
         with trio.fail_after(2.0):
             await wait_ended(engine_pid)
+    os.rmdir(parent)  # which fails unless it is empty

@@ -227,7 +227,7 @@ trio.run(main)
 
 @pytest.mark.slow
 async def test_it_leaves_when_its_owner_is_killed(tmp_path: Path) -> None:
-    # A killed owner cannot remove its socket directory.
+    # The stand-in does not remove its owner's socket directory.
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-c", OWNER]
     with trio.fail_after(TEST_TIMEOUT_S):

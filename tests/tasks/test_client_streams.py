@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import trio
@@ -379,3 +381,15 @@ async def test_later_changes_to_the_callers_objects_have_no_effect() -> None:
     assert request.sampling_params is not None
     assert request.sampling_params.max_tokens == 16
     assert request.sampling_params.stop_token_ids == [5]
+
+
+async def test_a_misspelt_option_is_a_type_error_and_a_wrong_one_names_itself() -> None:
+    with trio.fail_after(TEST_TIMEOUT_S):
+        async with open_pair() as (client, _):
+            wrong: dict[str, Any] = {"max_tokens": 5}
+            with pytest.raises(TypeError, match="no option 'max_tokens'; there are request_id"):
+                client.generate([1], **wrong)
+            for name, value in (("request_id", 5), ("priority", "a"), ("cache_salt", 4)):
+                wrong = {name: value}
+                with pytest.raises(RequestError, match=f"{name} must be of type"):
+                    client.generate([1], **wrong)

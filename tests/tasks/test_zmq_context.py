@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket as sockets
+import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from trio.testing import wait_all_tasks_blocked
 from trio_engine.errors import ConfigError
 from trio_engine.transport import ipc
 from trio_engine.transport.context import open_context
-from trio_engine.transport.ipc import IpcDirectory
+from trio_engine.transport.ipc import IpcDirectory, remove_abandoned
 from trio_engine.transport.socket import SocketKind
 
 if TYPE_CHECKING:
@@ -208,14 +209,17 @@ def test_option_out_of_range_is_refused(options: dict[str, Any]) -> None:
         context.socket(SocketKind.ROUTER, **options)
 
 
-def test_ipc_directory_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+def test_ipc_directory_is_private(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Not pytest's folder, whose path may be too long for a socket in it.
+    parent = tempfile.mkdtemp(prefix="te-", dir="/tmp")
+    monkeypatch.setenv("TMPDIR", parent)
     with IpcDirectory() as directory, open_context() as context:
-        assert os.path.dirname(directory.path) == str(tmp_path)
+        assert os.path.dirname(directory.path) == parent
         assert os.stat(directory.path).st_mode & 0o777 == 0o700
         context.socket(SocketKind.PULL).bind(directory.address("in"))
         assert os.listdir(directory.path) == ["in"]
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(parent) == []
+    os.rmdir(parent)
 
 
 @pytest.mark.parametrize("name", ["", "x" * 25])
@@ -244,3 +248,13 @@ def test_no_place_for_an_ipc_directory_is_an_error(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ipc, "_FALLBACKS", ("/lost",))
     with pytest.raises(ConfigError, match=r"absent.*gone.*lost"):
         IpcDirectory()
+
+
+def test_an_abandoned_directory_of_ours_is_removed_and_no_other(tmp_path: Path) -> None:
+    ours, other = tmp_path / "trio-engine-x", tmp_path / "other"
+    for folder in (ours, other):
+        folder.mkdir()
+        (folder / "in").touch()
+    for address in (f"ipc://{ours}/in", f"ipc://{other}/in", "tcp://127.0.0.1:1"):
+        remove_abandoned(address)
+    assert list(tmp_path.iterdir()) == [other]

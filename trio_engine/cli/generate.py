@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from trio_engine.text.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 256
-INTERRUPTED_STATUS = 130
-"""What a shell expects of a command that Ctrl-C ended."""
 
 
 class Answer(msgspec.Struct, kw_only=True):
@@ -49,10 +48,17 @@ class Answer(msgspec.Struct, kw_only=True):
 
 
 def run(arguments: list[str]) -> int:
-    """Prints the answers. Returns the exit status: 0, 1 after an error, 130 after Ctrl-C."""
+    """Prints the answers.
+
+    Returns:
+        The exit status: 0, or 1 after an error.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, after the engine was ended.
+    """
     options = _parser().parse_args(arguments)
     _show_progress()
-    status = 0
+    status, interrupted = 0, False
     try:
         config = config_from_arguments(options)
         params = SamplingParams(
@@ -66,9 +72,22 @@ def run(arguments: list[str]) -> int:
         # A nursery is between here and where it was raised, and one error is enough to say.
         print(f"trio-engine: {_first(group)}", file=sys.stderr)
         status = 1
+    except* OSError as group:
+        _give_up_output(_first(group))
+        status = 1
     except* KeyboardInterrupt:
-        status = INTERRUPTED_STATUS
+        interrupted = True
+    if interrupted:
+        raise KeyboardInterrupt  # by itself, not in a nursery's group
     return status
+
+
+def _give_up_output(error: BaseException) -> None:
+    """Standard output cannot be written: its reader has left, or its disk is full."""
+    if not isinstance(error, BrokenPipeError):
+        print(f"trio-engine: {error}", file=sys.stderr)
+    # What is still buffered must not fail once more when the interpreter ends.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:

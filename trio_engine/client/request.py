@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 import uuid
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
@@ -15,15 +16,13 @@ import msgspec
 from trio_engine.client.mailbox import Mailbox
 from trio_engine.errors import RequestError, RequestFailedError
 from trio_engine.outputs import EngineCoreOutput, FinishReason
-from trio_engine.requests import EngineCoreRequest
+from trio_engine.requests import EngineCoreRequest, LoRARequest
 from trio_engine.sampling_params import SamplingParams
 from trio_engine.text.processor import Prompt
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
     from typing import Self
 
-    from trio_engine.requests import LoRARequest
     from trio_engine.text.processor import PreparedPrompt, TextProcessor
     from trio_engine.text.request_text import RequestText
 
@@ -60,9 +59,12 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Gives it a name if it has none; refuses what no engine could be asked.
 
         Raises:
-            RequestError: ``n`` above 1.
+            RequestError: ``n`` above 1, or an option of the wrong type. On the wire that would be
+                an ADD that does not decode, which ends a vLLM engine's hearing.
+            TypeError: no such option.
         """
         params = params or SamplingParams()
+        _check_options(options)
         if params.n != 1:
             raise RequestError(f"n must be 1 (open a stream for each answer), got {params.n}")
         request_id = options.get("request_id") or f"request-{uuid.uuid4().hex}"
@@ -170,6 +172,26 @@ class ClientRequest:
             request_id=self.request_id,
             reason=reason,
         )
+
+
+_OPTION_TYPES: dict[str, tuple[type, ...]] = {
+    "request_id": (str,),
+    "priority": (int,),
+    "lora_request": (LoRARequest,),
+    "cache_salt": (str,),
+    "trace_headers": (dict,),
+    "tools": (Sequence,),
+    "template_variables": (Mapping,),
+}
+
+
+def _check_options(options: RequestOptions) -> None:
+    for name, value in options.items():
+        types = _OPTION_TYPES.get(name)
+        if types is None:
+            raise TypeError(f"no option {name!r}; there are {', '.join(_OPTION_TYPES)}")
+        if value is not None and not isinstance(value, types):
+            raise RequestError(f"{name} must be of type {types[0].__name__}, got {value!r}")
 
 
 def _num_logprobs(params: SamplingParams) -> int | None:

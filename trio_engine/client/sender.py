@@ -110,5 +110,9 @@ class MessageSender(abc.ABC):
                 return
 
     def _ring(self) -> None:
-        with contextlib.suppress(trio.WouldBlock):  # it rings already
+        # It rings already, or ``run`` has ended with its engine: then whoever noticed that looks
+        # for the reason, for a moment, before it fails everything that waits.
+        with contextlib.suppress(
+            trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError
+        ):
             self._bell.send_nowait(None)

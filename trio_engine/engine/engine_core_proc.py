@@ -35,6 +35,7 @@ from trio_engine.engine.step_loop import StepLoop
 from trio_engine.engine.utility import UtilityCalls, UtilityHandler
 from trio_engine.errors import EngineDeadError, EngineError, EngineStartError
 from trio_engine.transport.context import open_context
+from trio_engine.transport.ipc import remove_abandoned
 from trio_engine.wire.handshake import EngineHandshake
 
 if TYPE_CHECKING:
@@ -308,6 +309,8 @@ class EngineCoreProc:
                 for outbox in self._loop.core.outboxes:
                     outbox.mark_dead()
         finally:
+            if self.shutdown.owner_is_gone:
+                remove_abandoned(self._handshake_address)
             # Without an owner nobody reads it; before READY nobody waits for more.
             if self.shutdown.owner_is_gone or not self._is_ready:
                 self._context.drop_linger()

@@ -57,6 +57,17 @@ class IpcDirectory:
         self.close()
 
 
+def remove_abandoned(address: str) -> None:
+    """Removes the socket directory of an owner that was killed and could not do it itself.
+
+    ``address`` is one of its endpoints; any that is not in a directory of ours is left alone.
+    """
+    scheme, _, path = address.partition("://")
+    directory = os.path.dirname(path)
+    if scheme == "ipc" and os.path.basename(directory).startswith(_PREFIX):
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 def _make_directory() -> str:
     for parent in _candidates():
         needed = len(os.fsencode(parent)) + len(_PREFIX) + _RANDOM_BYTES + MAX_NAME_BYTES + 2
