@@ -35,7 +35,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         block_size: tokens of a KV block.
         num_blocks: KV blocks; given neither this nor ``kv_cache_bytes``, a share of what is free.
         kv_cache_bytes: KV cache as a byte budget, used where ``num_blocks`` is None.
-        max_waiting_requests: an ADD beyond it gets ERROR; None accepts all.
+        max_waiting_requests: that wait beyond those for which a slot is free; an ADD beyond them
+            gets ERROR; None accepts all.
         pipeline_depth: plans in flight; 1 awaits each step before it plans the next.
         shutdown_timeout_s: how long an orderly end lets requests finish; 0 aborts them at once.
         handshake_timeout_s: wait for the front end's INIT. vLLM's engine waits 5 minutes.

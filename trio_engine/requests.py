@@ -65,3 +65,11 @@ class PauseMode(enum.StrEnum):
     ABORT = "abort"
     WAIT = "wait"
     KEEP = "keep"
+
+
+class SleepTag(enum.StrEnum):
+    """What can be woken up by itself: two kinds of memory, and the scheduling that needs both."""
+
+    WEIGHTS = "weights"
+    KV_CACHE = "kv_cache"
+    SCHEDULING = "scheduling"

@@ -238,6 +238,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"head_dim": 127}, "a head of odd width 127"),
     ({"rms_norm_eps": None}, "rms_norm_eps is missing"),
     ({"rms_norm_eps": 0}, "rms_norm_eps = 0: is not positive and finite"),
+    ({"rms_norm_eps": 10**400}, "rms_norm_eps = 10000"),
     ({"rms_norm_eps": "1e-5"}, "rms_norm_eps = '1e-5': is not a number"),
     ({"hidden_act": "gelu"}, "hidden_act = 'gelu': unsupported; only silu is"),
     ({"hidden_act": 1}, "hidden_act = 1: is not a string"),
@@ -259,6 +260,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "rope_parameters.low_freq_factor = 4.0: is not below high_freq_factor = 4.0",
     ),
     (
+        {"rope_scaling": {"type": "linear", "factor": 1e308}},
+        "a context of inf tokens, RoPE's factor of 1e+308 included, is not between 1 and",
+    ),
+    (
+        {"rope_scaling": {"type": "yarn", "factor": 1e-9}},
+        "a context of 4.096e-06 tokens, RoPE's factor of 1e-09 included, is not between 1 and",
+    ),
+    (
+        {"rope_scaling": {"type": "yarn", "factor": 1e5, "mscale": 1.7e308, "mscale_all_dim": 1}},
+        "RoPE's attention factor is inf",
+    ),
+    (
         {"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": "no"}},
         "rope_scaling.truncate = 'no': is neither true nor false",
     ),
@@ -272,6 +285,12 @@ def test_what_cannot_be_run_is_refused_by_file_key_and_value(number: int) -> Non
         parse(LLAMA2 | changes)
     assert str(caught.value).startswith(f"{SOURCE}: ")
     assert message in str(caught.value)
+
+
+def test_json_nested_too_deeply_is_refused_by_file(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ' + "[" * 10_000)
+    with pytest.raises(ModelError, match=r"config\.json: is not a JSON object: .*recursion"):
+        read_hf_config(tmp_path)
 
 
 @pytest.mark.parametrize(

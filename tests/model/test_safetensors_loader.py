@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+ARRAY_ENTRY = b'{"model.norm.weight": ["F32", [1], [0, 4]]}'
+"""A header that the safetensors package takes."""
 FIRST_OF_TWO = "model-00001-of-00002.safetensors"
 
 
@@ -124,6 +127,12 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated": (truncate, f"{SINGLE}: damaged or truncated: "),
     "garbage": (lambda f: (f / SINGLE).write_bytes(b"\xff" * 99), f"{SINGLE}: damaged or truncat"),
     "folder": (replace_by_folder, f"{SINGLE}: is missing"),
+    "entry as an array": (
+        lambda f: (f / SINGLE).write_bytes(
+            struct.pack("<Q", len(ARRAY_ENTRY)) + ARRAY_ENTRY + b"4444"
+        ),
+        f"{SINGLE}: header: Expected `object`, got `array`",
+    ),
     "missing tensor": (
         edit(lambda t: [t.pop(n) for n in list(t) if ".1." in n]),
         "lacks model.layers.1.input_layernorm.weight, model.layers.1.post_attention_layernorm."
@@ -190,6 +199,13 @@ def test_a_tensor_in_two_shards_is_named(sharded_folder: Path) -> None:
     stored = load_file(sharded_folder / FIRST_OF_TWO)
     save_file(stored, sharded_folder / "model-00002-of-00002.safetensors")
     with pytest.raises(ModelError, match=r"00002-of-00002.safetensors: \S+ is in another shard"):
+        open_folder(sharded_folder)
+
+
+def test_a_shard_whose_name_no_file_can_have_is_named(sharded_folder: Path) -> None:
+    name = "x" * 300 + ".safetensors"
+    (sharded_folder / INDEX).write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(ModelError, match=f"{name}: is missing"):
         open_folder(sharded_folder)
 
 

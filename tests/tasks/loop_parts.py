@@ -23,8 +23,8 @@ from trio_engine.engine.forward_thread import (
 from trio_engine.engine.inbox import Arrival
 from trio_engine.engine.step_loop import StepLoop
 from trio_engine.errors import RequestStepError
+from trio_engine.testing.requests import make_request
 from trio_engine.testing.scripted_executor import ScriptedExecutor
-from trio_engine.testing.wire_front_end import make_request
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

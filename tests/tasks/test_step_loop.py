@@ -14,11 +14,11 @@ from tests.tasks.loop_parts import LoopRig, open_loop
 from trio_engine.core.plan import DeviceCommand, StepPlan
 from trio_engine.engine.forward_thread import Broken, Loaded
 from trio_engine.engine.step_loop import SHUTTING_DOWN
-from trio_engine.errors import RequestError, RequestStepError, StepError
+from trio_engine.errors import RequestError, RequestStepError, StepError, UtilityError
 from trio_engine.executor.null import null_token
 from trio_engine.outputs import FinishReason, UtilityOutput
 from trio_engine.requests import PauseMode
-from trio_engine.testing.wire_front_end import make_request
+from trio_engine.testing.requests import make_request
 from trio_engine.wire.codec import UndecodableRequest
 from trio_engine.wire.messages import AbortRequest, StartDPWave, UtilityCall
 
@@ -336,11 +336,11 @@ async def test_a_pause_comes_to_rest_when_what_is_in_flight_has_settled() -> Non
     async with open_loop() as rig:
         rig.add("x", max_tokens=8)
         await wait_all_tasks_blocked()
-        rig.core.pause(PauseMode.KEEP)
+        number = rig.core.pause(PauseMode.KEEP)
         done = trio.Event()
 
         async def wait() -> None:
-            await rig.loop.wait_quiescent()
+            await rig.loop.wait_paused(number)
             done.set()
 
         async with trio.open_nursery() as nursery:
@@ -350,6 +350,25 @@ async def test_a_pause_comes_to_rest_when_what_is_in_flight_has_settled() -> Non
             assert not done.is_set()
             await rig.settle()
             assert done.is_set()
+
+
+async def test_who_waits_for_a_pause_hears_at_once_that_it_was_ended() -> None:
+    """With plans in flight all the time: there may never be a moment without."""
+    async with open_loop() as rig:
+        rig.add("x", max_tokens=8)
+        await wait_all_tasks_blocked()
+        number = rig.core.pause(PauseMode.WAIT)
+        async with trio.open_nursery() as nursery:
+
+            async def wait() -> None:
+                with pytest.raises(UtilityError, match="resumed before"):
+                    await rig.loop.wait_paused(number)
+
+            nursery.start_soon(wait)
+            await wait_all_tasks_blocked()
+            rig.core.resume()
+            rig.loop.ring()
+        assert rig.core.num_plans_in_flight == 2
 
 
 async def settle_command(rig: LoopRig) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,68 +10,16 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.tasks.loop_parts import LoopRig, open_loop
+from tests.tasks.call_parts import CallRig, open_calls
 from trio_engine.engine.step_loop import SHUTTING_DOWN
-from trio_engine.engine.utility import UtilityCalls, UtilityMethod
+from trio_engine.engine.utility import UtilityMethod
 from trio_engine.errors import RequestError
-from trio_engine.outputs import FinishReason, UtilityOutput
+from trio_engine.outputs import FinishReason, UtilityOutput, UtilityResult
 from trio_engine.requests import PauseMode
-from trio_engine.wire.messages import AbortRequest, UtilityCall
+from trio_engine.wire.messages import AbortRequest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from trio.testing import MockClock
-
-    from trio_engine.engine.utility import UtilityHandler
-
-
-class CallRig:
-    """A running loop with its calls; one call at a time."""
-
-    def __init__(self, rig: LoopRig, nursery: trio.Nursery) -> None:
-        self.rig = rig
-        self.nursery = nursery
-        self._num_calls = 0
-
-    def post(self, method: str, *args: Any) -> int:
-        self._num_calls += 1
-        self.rig.come(UtilityCall(0, self._num_calls, method, list(args)))
-        return self._num_calls
-
-    def answers(self) -> list[UtilityOutput]:
-        return self.rig.take()[1]
-
-    async def call(self, method: str, *args: Any) -> UtilityOutput:
-        """The answer, which must be there once nothing moves any more."""
-        call_id = self.post(method, *args)
-        await wait_all_tasks_blocked()
-        (answer,) = self.answers()
-        assert answer.call_id == call_id
-        return answer
-
-    async def value(self, method: str, *args: Any) -> Any:
-        answer = await self.call(method, *args)
-        assert answer.failure_message is None
-        assert answer.result is not None
-        assert answer.result.type_info is None
-        return answer.result.value
-
-    async def failure(self, method: str, *args: Any) -> str:
-        answer = await self.call(method, *args)
-        assert answer.result is None
-        start = f"Call to {method} method failed: "
-        assert answer.failure_message is not None
-        assert answer.failure_message.startswith(start)
-        return answer.failure_message.removeprefix(start)
-
-
-@asynccontextmanager
-async def open_calls(**extra: UtilityHandler) -> AsyncIterator[CallRig]:
-    async with open_loop() as rig, trio.open_nursery() as nursery:
-        rig.loop.start_utility_call = UtilityCalls(rig.loop, nursery, extra).start
-        yield CallRig(rig, nursery)
-        nursery.cancel_scope.cancel()
 
 
 # Arguments
@@ -346,3 +293,47 @@ async def test_collective_rpc_that_takes_too_long(autojump_clock: MockClock) -> 
         assert "2.5 s" in answer.failure_message
         calls.rig.forward.settle()  # its late answer is dropped
         assert await calls.value("is_sleeping") is False
+
+
+async def test_collective_rpc_cannot_put_the_executor_to_sleep_behind_the_engines_back() -> None:
+    async with open_calls() as calls:
+        for method in ("sleep", "wake_up"):
+            reason = await calls.failure("collective_rpc", method, None, [["kv_cache"]])
+            assert reason == f"{method} is a method of the engine: call that"
+
+
+async def test_a_dummy_batch_is_the_executors_to_compute() -> None:
+    async with open_calls() as calls:
+        calls.rig.executor.commands["execute_dummy_batch"] = lambda: None
+        call_id = calls.post("execute_dummy_batch")
+        await calls.rig.settle_all()
+        assert calls.answers() == [UtilityOutput(call_id, result=UtilityResult(None, None))]
+        assert "command execute_dummy_batch" in calls.rig.executor.calls
+
+
+async def test_what_means_nothing_to_this_engine_is_told_as_it_is() -> None:
+    async with open_calls() as calls:
+        assert await calls.value("list_loras") == set()
+        assert await calls.value("remove_lora", 1) is False
+        for method, args, reason in (
+            ("add_lora", [["a", 1]], "adapter 'a': this engine serves no adapters"),
+            ("pin_lora", [1], "adapter 1 is not here: this engine serves no adapters"),
+            ("profile", [True, None], "this engine has no profiler"),
+            ("profile", [], "this engine has no profiler"),
+            (
+                "save_sharded_state",
+                ["/x", None, None],
+                "this engine has no sharded state: its model runs on one device",
+            ),
+            (
+                "reinitialize_distributed",
+                [{"new_data_parallel_size": 2}],
+                "this engine does no elastic expert parallelism",
+            ),
+            (
+                "eep_handle_engine_core_notification",
+                ["RECONFIGURE_FINISHED"],
+                "this engine does no elastic expert parallelism",
+            ),
+        ):
+            assert await calls.failure(method, *args) == reason

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from trio_engine.requests import EngineCoreRequest, LoRARequest, PauseMode
+from trio_engine.requests import EngineCoreRequest, LoRARequest, PauseMode, SleepTag
 
 
 def test_a_missing_tail_means_defaults() -> None:
@@ -33,3 +33,7 @@ def test_a_pause_mode_is_its_word() -> None:
     assert [str(mode) for mode in PauseMode] == ["abort", "wait", "keep"]
     with pytest.raises(ValueError, match="freeze"):
         PauseMode("freeze")
+
+
+def test_a_sleep_tag_is_its_word() -> None:
+    assert [str(tag) for tag in SleepTag] == ["weights", "kv_cache", "scheduling"]

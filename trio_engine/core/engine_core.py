@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING
 
 from trio_engine.core.admission import check_request
 from trio_engine.core.kv_cache import KVCacheManager, effective_max_model_len
-from trio_engine.core.lifecycle import RequestEvent, RequestStatus
+from trio_engine.core.lifecycle import RequestEvent
 from trio_engine.core.metrics import RequestMetrics, scheduler_stats
 from trio_engine.core.outbox import Outbox
+from trio_engine.core.pause import PauseState
 from trio_engine.core.request import Request
 from trio_engine.core.scheduler import Scheduler
 from trio_engine.core.statistics import EngineCoreStatistics
 from trio_engine.core.stop import check_stop
 from trio_engine.errors import OverloadedError, RequestError, RequestStepError, StepError
-from trio_engine.outputs import (
-    FinishReason,
-)
+from trio_engine.outputs import FinishReason
 from trio_engine.requests import PauseMode
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from trio_engine.config import EngineConfig
     from trio_engine.core.plan import ExecutorProperties, StepPlan, StepResult
     from trio_engine.core.scheduler import ScheduledStep
-    from trio_engine.requests import EngineCoreRequest
+    from trio_engine.requests import EngineCoreRequest, SleepTag
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +44,9 @@ class EngineCore:
         num_clients: outboxes to keep; ``client_index`` selects one.
         clock: monotonic, in seconds; timestamps of events and messages.
         engine_index: rank of this engine, told in every message.
+
+    Attributes:
+        pause_state: whether a pause is on, and what memory sleeps under it.
 
     Counterpart: ``vllm/v1/engine/core.py`` ``EngineCore``, whose ``step()`` schedules, runs and
     updates in one blocking call; here these are three, so that two plans can be in flight.
@@ -60,6 +62,7 @@ class EngineCore:
         engine_index: int = 0,
     ) -> None:
         self.max_model_len = effective_max_model_len(config, properties)
+        self.pause_state = PauseState()
         self.outboxes = [
             Outbox(index, engine_index, limit_bytes=config.outbox_limit_bytes)
             for index in range(num_clients)
@@ -78,7 +81,6 @@ class EngineCore:
         self._requests: dict[tuple[int, str], Request] = {}
         self._steps: deque[ScheduledStep] = deque()
         self._num_steps = 0
-        self._pause_mode: PauseMode | None = None
         self._is_draining = False
         self._stats_are_stale = False
 
@@ -142,9 +144,14 @@ class EngineCore:
         self._finish_many(list(self._requests.values()), RequestEvent.ABORT, FinishReason.ABORT)
 
     def start_draining(self) -> None:
-        """From now on new requests get ABORT; those that are here may finish. A pause ends."""
+        """From now on new requests get ABORT; those that are here may finish. A pause ends.
+
+        While memory sleeps they get ABORT too: who had it given back may use it elsewhere.
+        """
         self._is_draining = True
-        self._pause_mode = None
+        self.pause_state.end("the engine is shutting down")
+        if self.pause_state.asleep:
+            self.abort_all()
 
     # The pipeline
 
@@ -157,9 +164,9 @@ class EngineCore:
             The plan, or None if nothing can run until something else happens.
         """
         assert len(self._steps) <= 1, "two plans are unsettled"
-        if self._pause_mode is PauseMode.KEEP:
+        if self.pause_state.freezes_all:
             return None
-        step = self._scheduler.schedule(self._num_steps, admit=self._pause_mode is None)
+        step = self._scheduler.schedule(self._num_steps, admit=not self.pause_state.is_on)
         if step.preempted or step.resumed:
             self._metrics.note_moves(step)
         if not step.requests:
@@ -211,25 +218,37 @@ class EngineCore:
 
     # Control
 
-    def pause(self, mode: PauseMode) -> None:
+    def pause(self, mode: PauseMode) -> int:
         """Stops planning by ``mode``; requests that come meanwhile queue until ``resume``.
 
         ABORT ends everything here; WAIT lets what has started finish; KEEP freezes all of it.
         ``is_quiescent`` tells when nothing runs any more.
+
+        Returns:
+            The pause's number, by which ``pause_state`` tells whether it is still on.
         """
         if mode is PauseMode.ABORT:
             self.abort_all()
-        self._pause_mode = mode
+        return self.pause_state.begin(mode)
 
     def resume(self) -> None:
-        """Ends a pause."""
-        self._pause_mode = None
+        """Ends a pause; RequestError while memory sleeps."""
+        self.pause_state.resume()
 
     def preempt_all(self) -> None:
         """Takes the blocks of all running requests; they are computed again. Not in flight."""
         assert not self._steps, "plans are in flight"
         for request in self._scheduler.preempt_all():
             self._metrics.note_preempted(request)
+            self._stats_are_stale = True
+
+    def fall_asleep(self, tags: Iterable[SleepTag]) -> None:
+        """Before the executor gives memory back: nobody holds blocks, nothing is planned.
+
+        Not in flight; ``pause_state.wake_up`` is the way back.
+        """
+        self.preempt_all()
+        self.pause_state.fall_asleep(tags)
 
     # What is so
 
@@ -246,10 +265,7 @@ class EngineCore:
     @property
     def has_running_requests(self) -> bool:
         """Whether any request has started and not ended, preempted ones included."""
-        if self._scheduler.running:
-            return True
-        first = next(iter(self._scheduler.waiting), None)
-        return first is not None and first.status is RequestStatus.PREEMPTED
+        return self._scheduler.has_started_requests
 
     @property
     def has_running_blocks(self) -> bool:
@@ -259,14 +275,14 @@ class EngineCore:
     @property
     def is_paused(self) -> bool:
         """Whether a pause is on."""
-        return self._pause_mode is not None
+        return self.pause_state.is_on
 
     @property
     def is_quiescent(self) -> bool:
         """Whether a pause has come to rest: nothing in flight and nothing that may run."""
         if self._steps:
             return False
-        return self._pause_mode is PauseMode.KEEP or not self.has_running_requests
+        return self.pause_state.freezes_all or not self.has_running_requests
 
     @property
     def running_request_ids(self) -> list[str]:
@@ -285,11 +301,12 @@ class EngineCore:
             num_steps=self._num_steps,
             num_preemptions=self._metrics.num_preemptions,
             is_paused=self.is_paused,
+            is_asleep=bool(self.pause_state.asleep),
             is_draining=self._is_draining,
         )
 
     def flush_stats(self) -> None:
-        """Tells gauges that changed without a step, as by an abort of the last request."""
+        """Tells gauges that changed without a step, as by an abort, or an ADD during a pause."""
         if self._stats_are_stale:
             self._put_stats(self.outboxes[0])
 
@@ -308,9 +325,10 @@ class EngineCore:
         params = check_request(
             source, vocab_size=self._vocab_size, max_model_len=self.max_model_len
         )
-        num_waiting = len(self._scheduler.waiting)
+        # Those for which a slot is free do not wait, they have only not been planned yet.
+        num_waiting = len(self._scheduler.waiting) - self._scheduler.num_free_slots
         if self._max_waiting_requests is not None and num_waiting >= self._max_waiting_requests:
-            raise OverloadedError(f"{num_waiting} requests wait already")
+            raise OverloadedError(f"{num_waiting} requests wait for a slot already")
         if self.outboxes[source.client_index].is_full:
             raise OverloadedError(f"client {source.client_index} does not read its outputs")
         request = Request(source, params, self.max_model_len)
@@ -320,6 +338,7 @@ class EngineCore:
         self._requests[request.key] = request
         self._scheduler.add(request)
         self._metrics.note_queued(request)
+        self._stats_are_stale = True
 
     def _refuse(self, request: EngineCoreRequest, reason: FinishReason, why: str | None) -> None:
         self.outboxes[request.client_index].refuse(
@@ -367,15 +386,11 @@ class EngineCore:
         for outbox in self.outboxes:
             if not outbox.is_full:
                 continue
-            client_index = outbox.client_index
-            requests = [r for r in self._requests.values() if r.client_index == client_index]
+            client = outbox.client_index
+            requests = [r for r in self._requests.values() if r.client_index == client]
             if requests:
-                logger.error(
-                    "client_overflow client=%d unsent_bytes=%d requests=%d",
-                    client_index,
-                    outbox.num_bytes,
-                    len(requests),
-                )
+                sizes = (client, outbox.num_bytes, len(requests))
+                logger.error("client_overflow client=%d unsent_bytes=%d requests=%d", *sizes)
             why = "its client does not read its outputs"
             self._finish_many(requests, RequestEvent.FAIL, FinishReason.ERROR, why)
 

@@ -66,6 +66,19 @@ class Scheduler:
         self._finished_slots: list[int] = []
         self._needs_reset = False
 
+    @property
+    def num_free_slots(self) -> int:
+        """How many more requests could run at once."""
+        return len(self._free_slots)
+
+    @property
+    def has_started_requests(self) -> bool:
+        """Whether any request here has started, preempted ones included."""
+        if self.running:
+            return True
+        first = next(iter(self.waiting), None)
+        return first is not None and first.status is RequestStatus.PREEMPTED
+
     def add(self, request: Request) -> None:
         """Puts a new request at the end of the queue."""
         self.waiting[request] = None

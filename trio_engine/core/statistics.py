@@ -19,4 +19,5 @@ class EngineCoreStatistics(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int
     num_preemptions: int
     is_paused: bool
+    is_asleep: bool
     is_draining: bool

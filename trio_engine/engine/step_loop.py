@@ -72,8 +72,8 @@ class StepLoop:
         self._num_nudged = 0
         self._num_commands = 0
         self._commands: dict[int, _PendingCommand] = {}
-        # Tasks that wait for a moment without plans in flight.
-        self._settled = trio.lowlevel.ParkingLot()
+        # Tasks that wait for something that turns bring about, and look after each.
+        self._after_turn = trio.lowlevel.ParkingLot()
 
     async def run(self) -> None:
         """Works until a drain is complete.
@@ -122,11 +122,24 @@ class StepLoop:
         """Answers a call that will not be served any more."""
         self.answer(call.client_index, UtilityOutput(call.call_id, failure_message=SHUTTING_DOWN))
 
-    async def wait_quiescent(self) -> None:
-        """Returns when a pause has come to rest. Cancellation: nothing is left behind."""
+    def ring(self) -> None:
+        """Has the loop take a turn: the core was changed outside of one."""
+        self._doorbell.ring()
+
+    async def wait_paused(self, number: int) -> None:
+        """Returns when a pause has come to rest: nothing runs any more.
+
+        Raises:
+            UtilityError: the pause was ended before.
+
+        Cancellation: nothing is left behind.
+        """
         await trio.lowlevel.checkpoint()
-        while not self.core.is_quiescent:
-            await self._settled.park()
+        while True:
+            self.core.pause_state.check_on(number)
+            if self.core.is_quiescent:
+                return
+            await self._after_turn.park()
 
     @asynccontextmanager
     async def planning_stopped(self) -> AsyncGenerator[None]:
@@ -137,7 +150,7 @@ class StepLoop:
         self._num_holds += 1
         try:
             while self.core.num_plans_in_flight:
-                await self._settled.park()
+                await self._after_turn.park()
             yield
         finally:
             self._num_holds -= 1
@@ -173,7 +186,7 @@ class StepLoop:
         self._plan()
         if not self.core.num_plans_in_flight:
             self.core.flush_stats()
-            self._settled.unpark_all()
+        self._after_turn.unpark_all()
         self._ring_writers()
 
     def _take_input(self) -> None:

@@ -1,22 +1,22 @@
-"""Utility calls: a fixed table of methods, typed arguments, answers now or later.
+"""Utility calls: typed arguments, answers now or later, and always exactly one.
 
-Engine. A handler is called by the step loop in the order of messages, so what it does at once
-comes before whatever its client sent next; an awaitable that it returns goes on as a task.
+Engine. Which methods there are is in ``utility_methods.py``. A handler is called by the step loop
+in the order of messages, so what it does at once comes before whatever its client sent next; an
+awaitable that it returns goes on as a task.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import trio
 
-from trio_engine.errors import EngineError, ProtocolError, RequestError, UtilityError
+from trio_engine.engine.utility_methods import built_in_methods
+from trio_engine.errors import EngineError, ProtocolError, RequestError
 from trio_engine.outputs import EngineCoreOutputs, UtilityOutput, UtilityResult
-from trio_engine.requests import SERVED_TASK, PauseMode
 from trio_engine.wire.codec import OutputsEncoder
 
 if TYPE_CHECKING:
@@ -118,52 +118,3 @@ class UtilityCalls:
         reason = str(error) if isinstance(error, EngineError) else repr(error)
         failure = f"Call to {call.method} method failed: {reason}"
         self._loop.answer(call.client_index, UtilityOutput(call.call_id, failure_message=failure))
-
-
-def built_in_methods(loop: StepLoop) -> dict[str, UtilityHandler]:
-    """The methods of protocol.md that an engine without adapters and sleep can serve."""
-    core = loop.core
-
-    async def finish_pause(clear_cache: bool) -> None:
-        await loop.wait_quiescent()
-        if clear_cache:
-            async with loop.planning_stopped():
-                core.preempt_all()
-
-    def pause_scheduler(mode: PauseMode = PauseMode.ABORT, clear_cache: bool = True) -> Any:
-        core.pause(mode)
-        return finish_pause(clear_cache)
-
-    async def reset_prefix_cache(
-        reset_running: bool = False, reset_connector: bool = False
-    ) -> bool:
-        async with loop.planning_stopped():
-            if reset_running:
-                core.preempt_all()
-            return not core.has_running_blocks
-
-    async def collective_rpc(
-        method: str,
-        limit_s: float | None = None,
-        args: list[Any] | None = None,
-        kwargs: dict[str, Any] | None = None,
-    ) -> list[Any]:
-        if kwargs:
-            raise RequestError(f"kwargs must be empty, got {kwargs!r}")
-        with trio.move_on_after(math.inf if limit_s is None else limit_s):
-            return [await loop.run_command(method, *(args or ()))]
-        raise UtilityError(f"{method} was not done within {limit_s:g} s")
-
-    return {
-        "get_supported_tasks": lambda: [SERVED_TASK],
-        # There are no multimodal inputs and no encoder, so these caches are always empty.
-        "reset_mm_cache": lambda: None,
-        "reset_encoder_cache": lambda: None,
-        "reset_prefix_cache": reset_prefix_cache,
-        "pause_scheduler": pause_scheduler,
-        "resume_scheduler": core.resume,
-        "is_scheduler_paused": lambda: core.is_paused,
-        "is_sleeping": lambda: core.is_paused,
-        "list_loras": lambda: set[int](),
-        "collective_rpc": collective_rpc,
-    }

@@ -54,6 +54,14 @@ class Executor(Protocol):
     def command(self, command: DeviceCommand) -> Any:
         """Does something other than a step. No plan is uncollected meanwhile.
 
+        Three commands are for every executor; each means nothing where it has no effect:
+
+        - ``sleep`` (tags): gives back the memory of each ``SleepTag``, all or none of it. No row
+          has blocks; no plan comes before it was woken up.
+        - ``wake_up`` (tags): takes it again. What fails stays asleep and may be tried again.
+          Weights are what they were; the KV cache is empty.
+        - ``execute_dummy_batch`` (): computes a step for nobody.
+
         Returns:
             A value that msgpack can encode.
 

@@ -28,6 +28,8 @@ class _Row(msgspec.Struct, eq=False):
     lora_id: int
     num_computed_tokens: int
     block_ids: list[int]
+    # Prompt and output; the last of them is drawn and never computed.
+    max_total_tokens: int
     # What the cache must hold at each position whose token is known.
     contents: list[int] = msgspec.field(default_factory=list)
 
@@ -62,6 +64,7 @@ class KVCheckingExecutor:
         self._rows: dict[int, _Row] = {}
         self._results: deque[StepResult] = deque()
         self._next_plan_id = 0
+        self._asleep: set[str] = set()
 
     def load(self) -> ExecutorProperties:
         """Nothing to load."""
@@ -71,8 +74,12 @@ class KVCheckingExecutor:
         """Applies the plan at once.
 
         Raises:
-            StepError: what the plan says contradicts the rows or the store.
+            StepError: what the plan says contradicts the rows or the store, or memory sleeps.
         """
+        if self._asleep:
+            raise StepError(
+                f"plan {plan.plan_id}, but memory sleeps: {', '.join(sorted(self._asleep))}"
+            )
         self._check_order(plan)
         self._apply_changes(plan)
         if len(set(plan.slots)) != len(plan.slots) or not plan.slots:
@@ -86,10 +93,25 @@ class KVCheckingExecutor:
         return self._results.popleft()
 
     def command(self, command: DeviceCommand) -> Any:
-        """Knows no command, but checks that none comes while a plan is uncollected."""
+        """Sleeps, wakes up, and checks that no plan is uncollected. A dummy batch is nothing.
+
+        The KV cache is forgotten in its sleep, so that a block read after it without having been
+        written again is found.
+        """
         if self._results:
             raise StepError(f"command {command.method!r} overtook a plan")
-        raise RequestError(f"the kv-checking executor has no method {command.method!r}")
+        if command.method == "sleep":
+            (tags,) = command.args
+            self._asleep.update(tags)
+            if "kv_cache" in tags:
+                self._store.clear()
+        elif command.method == "wake_up":
+            (tags,) = command.args
+            self._asleep.difference_update(tags)
+        elif command.method != "execute_dummy_batch":
+            raise RequestError(f"the kv-checking executor has no method {command.method!r}")
+        elif self._asleep:
+            raise RequestError(f"memory sleeps: {', '.join(sorted(self._asleep))}")
 
     def shutdown(self) -> None:
         """Nothing to release."""
@@ -122,9 +144,18 @@ class KVCheckingExecutor:
             raise StepError(f"plan {plan.plan_id} names slot {row.slot}")
         if not 1 <= row.num_prompt_tokens <= len(row.token_ids):
             raise StepError(f"row of {row.request_id!r} lacks prompt tokens")
-        self._rows[row.slot] = _Row(row.lora_id, row.num_computed_tokens, row.block_ids.copy())
+        made = self._rows[row.slot] = _Row(
+            row.lora_id,
+            row.num_computed_tokens,
+            row.block_ids.copy(),
+            self._max_total_tokens(row),
+        )
         for token_id in row.token_ids:
-            self._rows[row.slot].append(token_id)
+            made.append(token_id)
+
+    def _max_total_tokens(self, row: NewRow) -> int:
+        limit, max_tokens = self._properties.max_model_len, row.sampling_params.max_tokens
+        return limit if max_tokens is None else min(limit, row.num_prompt_tokens + max_tokens)
 
     def _row(self, slot: int) -> _Row:
         row = self._rows.get(slot)
@@ -136,6 +167,8 @@ class KVCheckingExecutor:
         start, end = row.num_computed_tokens, row.num_computed_tokens + num_tokens
         if num_tokens < 1 or end > len(row.contents):
             raise StepError(f"{num_tokens} tokens after {start} of {len(row.contents)} known")
+        if end >= row.max_total_tokens:
+            raise StepError(f"computes token {end - 1}, the last that its limits allow")
         for position in range(start, end):
             self._store[self._address(row, position)] = row.contents[position]
         row.num_computed_tokens = end

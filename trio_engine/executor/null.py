@@ -86,8 +86,11 @@ class NullExecutor:
         return StepResult(plan_id=plan.plan_id, token_ids=self._step(slots, plan).tolist())
 
     def command(self, command: DeviceCommand) -> Any:
-        """Knows no command."""
-        raise RequestError(f"the null executor has no method {command.method!r}")
+        """Sleeps and wakes up with nothing to give back; a dummy batch takes a step's time."""
+        if command.method == "execute_dummy_batch":
+            time.sleep(self._step_s)
+        elif command.method not in ("sleep", "wake_up"):
+            raise RequestError(f"the null executor has no method {command.method!r}")
 
     def shutdown(self) -> None:
         """Nothing to release."""

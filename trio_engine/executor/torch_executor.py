@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trio_engine.core.plan import DeviceCommand, ExecutorProperties, StepPlan, StepResult
     from trio_engine.model.in_flight import StepInFlight
     from trio_engine.model.runner import ModelRunner
+    from trio_engine.model.sleep import ModelMemory
 
 
 class TorchExecutor:
@@ -50,6 +51,7 @@ class TorchExecutor:
         self._config = config
         self._on_progress = on_progress
         self._runner: ModelRunner | None = None
+        self._memory: ModelMemory | None = None
         self._in_flight: deque[StepInFlight] = deque()
 
     def load(self) -> ExecutorProperties:
@@ -62,7 +64,8 @@ class TorchExecutor:
         with short_spins():
             from trio_engine.model.load import load_model
 
-        self._runner, properties = load_model(self._config, self._on_progress)
+        loaded = load_model(self._config, self._on_progress)
+        self._runner, properties, self._memory = loaded
         self.launches_ahead = self._runner.launches_ahead
         return properties
 
@@ -71,11 +74,16 @@ class TorchExecutor:
 
         Raises:
             RequestStepError: a new row has token ids outside the vocabulary.
-            StepError: it contradicts the rows, memory ran out, or there is no model.
+            StepError: it contradicts the rows, memory ran out or sleeps, or there is no model.
         """
         if plan.reset:
             self._in_flight.clear()
-        self._in_flight.append(self._loaded().launch(plan))
+        runner, memory = self._loaded()
+        if memory.asleep:
+            raise StepError(
+                f"plan {plan.plan_id}, but memory sleeps: {', '.join(sorted(memory.asleep))}"
+            )
+        self._in_flight.append(runner.launch(plan))
 
     def collect(self) -> StepResult:
         """Waits for the oldest plan.
@@ -88,21 +96,35 @@ class TorchExecutor:
         return self._in_flight.popleft().settle()
 
     def command(self, command: DeviceCommand) -> Any:
-        """Does something other than a step. ``synchronize`` () waits for the device.
+        """Does something other than a step.
+
+        What every executor knows, and ``synchronize`` () waits for the device.
 
         Raises:
-            RequestError: the executor has no such command.
+            RequestError: the executor has no such command, or it needs memory that sleeps.
+            ModelError: the weights cannot be read again.
+            UtilityError: there is too little memory to wake up.
         """
-        if command.method != "synchronize":
+        runner, memory = self._loaded()
+        if command.method == "sleep":
+            memory.release(*command.args)
+        elif command.method == "wake_up":
+            memory.restore(*command.args)
+        elif command.method == "synchronize":
+            runner.synchronize()
+        elif command.method != "execute_dummy_batch":
             raise RequestError(f"the torch executor has no command {command.method!r}")
-        self._loaded().synchronize()
+        elif memory.asleep:
+            raise RequestError(f"memory sleeps: {', '.join(sorted(memory.asleep))}")
+        else:
+            runner.run_dummy_batch()
 
     def shutdown(self) -> None:
         """Lets go of the model and the cache."""
         self._in_flight.clear()
-        self._runner = None
+        self._runner = self._memory = None
 
-    def _loaded(self) -> ModelRunner:
-        if self._runner is None:
+    def _loaded(self) -> tuple[ModelRunner, ModelMemory]:
+        if self._runner is None or self._memory is None:
             raise StepError("the executor holds no model: not loaded, or shut down")
-        return self._runner
+        return self._runner, self._memory

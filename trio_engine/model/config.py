@@ -6,6 +6,7 @@ file format.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -14,6 +15,8 @@ from trio_engine.errors import ModelError
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+_MAX_CONTEXT_LENGTH = 1 << 31  # far above any real model
 
 Architecture = Literal["llama", "mistral", "qwen2", "qwen3"]
 RopeKind = Literal["default", "linear", "llama3", "yarn", "factors"]
@@ -109,11 +112,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def context_length(self) -> int:
         """Positions the model is good for, stretching by RoPE included, as vLLM counts them."""
-        if self.rope.kind == "linear":
-            return int(self.max_position_embeddings * self.rope.factor)
-        if self.rope.kind == "yarn":
-            return int(self.rope.original_max_position_embeddings * self.rope.factor)
-        return self.max_position_embeddings
+        return int(_stretched_length(self))
 
 
 def check_config(config: ModelConfig, source: Path) -> ModelConfig:
@@ -133,4 +132,20 @@ def check_config(config: ModelConfig, source: Path) -> ModelConfig:
         )
     if config.head_dim % 2:
         raise ModelError(f"{source}: a head of odd width {config.head_dim} cannot be rotated")
+    if not 1 <= _stretched_length(config) <= _MAX_CONTEXT_LENGTH:
+        raise ModelError(
+            f"{source}: a context of {_stretched_length(config):g} tokens, RoPE's factor of "
+            f"{config.rope.factor:g} included, is not between 1 and {_MAX_CONTEXT_LENGTH}"
+        )
+    if not math.isfinite(config.rope.attention_factor):
+        raise ModelError(f"{source}: RoPE's attention factor is {config.rope.attention_factor}")
     return config
+
+
+def _stretched_length(config: ModelConfig) -> float:
+    rope = config.rope
+    if rope.kind == "linear":
+        return config.max_position_embeddings * rope.factor
+    if rope.kind == "yarn":
+        return rope.original_max_position_embeddings * rope.factor
+    return config.max_position_embeddings

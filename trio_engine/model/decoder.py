@@ -45,6 +45,14 @@ class Decoder:
         self._rope = RotaryEmbedding(config.rope, config.head_dim, self.device, self.dtype)
         self._num_query_key_heads = config.num_heads + config.num_kv_heads
 
+    def release_weights(self) -> None:
+        """Lets go of the weights. Only ``restore_weights`` may follow."""
+        del self._weights
+
+    def restore_weights(self, weights: DecoderWeights) -> None:
+        """Takes weights of the same configuration, type and device as at first."""
+        self._weights = weights
+
     def forward(self, batch: Batch, cache: KVCache) -> Tensor | None:
         """Computes a batch, writes its keys and values, and scores what follows.
 

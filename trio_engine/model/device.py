@@ -69,6 +69,12 @@ def to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
+def return_freed_memory(device: torch.device) -> None:
+    """Hands memory that no tensor holds any more back to the device, for other processes."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 @contextmanager
 def out_of_memory_as(error_type: type[EngineError], doing: str) -> Iterator[None]:
     """Translates torch's, numpy's and the system's out-of-memory errors into one of ours.

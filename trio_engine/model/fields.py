@@ -5,7 +5,7 @@ Layer: model, without torch. Shared by both configuration parsers; knows no key 
 
 from __future__ import annotations
 
-import math
+import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from trio_engine.errors import ModelError
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # Far above any real model; keeps a nonsense value from becoming an allocation.
 _MAX_INTEGER = 1 << 31
+_MAX_NUMBER = sys.float_info.max  # an integer may be larger
 
 
 class Fields:
@@ -71,7 +72,7 @@ class Fields:
             return self.missing(key) if default is None else default
         if not isinstance(value, int | float) or isinstance(value, bool):
             self.fail(key, "is not a number")
-        if not 0 < value < math.inf:
+        if not 0 < value <= _MAX_NUMBER:
             self.fail(key, "is not positive and finite")
         return float(value)
 

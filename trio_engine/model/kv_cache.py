@@ -80,12 +80,22 @@ class KVCache:
         self.shape = shape
         self.num_blocks = num_blocks
         self.null_block = num_blocks
-        num_slots = (num_blocks + 1) * shape.block_size
+        self._device, self._dtype = device, dtype
+        self.allocate()
+
+    def allocate(self) -> None:
+        """Takes its memory, zeroed; all there was is forgotten."""
+        shape, num_blocks = self.shape, self.num_blocks + 1
+        num_items = num_blocks * shape.block_bytes // shape.item_size
+        flat = _zeros(num_items, self._device, self._dtype)
         token = (2, shape.num_kv_heads, shape.head_dim)
-        flat = _zeros((num_blocks + 1) * shape.block_bytes // shape.item_size, device, dtype)
-        self._slots = flat.view(shape.num_layers, num_slots, *token)
-        self._blocks = flat.view(shape.num_layers, num_blocks + 1, -1)
+        self._slots = flat.view(shape.num_layers, num_blocks * shape.block_size, *token)
+        self._blocks = flat.view(shape.num_layers, num_blocks, -1)
         self._gathered = flat.new_empty(0, self._blocks.shape[2])
+
+    def release(self) -> None:
+        """Lets go of its memory. Only ``allocate`` may follow."""
+        self._slots = self._blocks = self._gathered = torch.empty(0)
 
     def write(self, layer: int, slots: Tensor, keys_values: Tensor) -> None:
         """Stores tokens.

@@ -16,6 +16,7 @@ from trio_engine.model.kv_cache import KVCache, KVCacheShape, choose_num_blocks
 from trio_engine.model.loader import open_checkpoint
 from trio_engine.model.memory import free_bytes
 from trio_engine.model.runner import ModelRunner
+from trio_engine.model.sleep import ModelMemory
 from trio_engine.model.weights import load_weights
 
 if TYPE_CHECKING:
@@ -23,8 +24,11 @@ if TYPE_CHECKING:
 
     import torch
 
+    from trio_engine.checkpoint import ModelFiles
     from trio_engine.config import EngineConfig
     from trio_engine.model.config import ModelConfig
+    from trio_engine.model.loader import Checkpoint
+    from trio_engine.model.weights import DecoderWeights
 
 CUDA_STEP_TOKENS = 8192
 
@@ -35,10 +39,11 @@ _RESERVED_BYTES = 256 << 20
 
 
 class LoadedModel(NamedTuple):
-    """A runner, and what it can do."""
+    """A runner, what it can do, and its memory, to be given back and taken again."""
 
     runner: ModelRunner
     properties: ExecutorProperties
+    memory: ModelMemory
 
 
 def load_model(
@@ -56,30 +61,31 @@ def load_model(
     """
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
+    files = locate_model(config.model)
     with out_of_memory_as(ConfigError, f"loading model {config.model!r} as {dtype_name(dtype)}"):
-        decoder = _load_decoder(config, device, dtype, on_progress)
-        return _load_runner(config, decoder)
+        checkpoint = open_checkpoint(files)
+        weights = _load_weights(checkpoint, device, dtype, on_progress)
+        decoder = Decoder(checkpoint.config, weights)
+        return _load_runner(config, files, decoder)
 
 
-def _load_decoder(
-    config: EngineConfig,
+def _load_weights(
+    checkpoint: Checkpoint,
     device: torch.device,
     dtype: torch.dtype,
     on_progress: Callable[[int, int], None] | None,
-) -> Decoder:
-    checkpoint = open_checkpoint(locate_model(config.model))
-    model, num_bytes = checkpoint.config, checkpoint.num_bytes
+) -> DecoderWeights:
+    num_bytes = checkpoint.num_bytes
 
     def report(share: float) -> None:
         if on_progress is not None:
             on_progress(round(share * num_bytes), num_bytes)
 
     report(0.0)
-    weights = load_weights(model, checkpoint.tensors(), dtype, device, report)
-    return Decoder(model, weights)
+    return load_weights(checkpoint.config, checkpoint.tensors(), dtype, device, report)
 
 
-def _load_runner(config: EngineConfig, decoder: Decoder) -> LoadedModel:
+def _load_runner(config: EngineConfig, files: ModelFiles, decoder: Decoder) -> LoadedModel:
     model, device = decoder.config, decoder.device
     max_model_len = min(config.max_model_len or model.context_length, model.context_length)
     step_tokens = default_step_tokens(model, is_cpu=device.type == "cpu")
@@ -88,9 +94,10 @@ def _load_runner(config: EngineConfig, decoder: Decoder) -> LoadedModel:
     num_blocks = choose_num_blocks(
         config, shape, max_model_len, max(0, room), is_cpu=device.type == "cpu"
     )
+    cache = KVCache(shape, num_blocks, device, decoder.dtype)
     runner = ModelRunner(
         decoder,
-        KVCache(shape, num_blocks, device, decoder.dtype),
+        cache,
         max_num_seqs=config.max_num_seqs,
         max_model_len=max_model_len,
         launches_ahead=device.type != "cpu",
@@ -103,7 +110,7 @@ def _load_runner(config: EngineConfig, decoder: Decoder) -> LoadedModel:
         dtype=dtype_name(decoder.dtype),
         default_max_num_batched_tokens=step_tokens,
     )
-    return LoadedModel(runner, properties)
+    return LoadedModel(runner, properties, ModelMemory(files, decoder, cache))
 
 
 def default_step_tokens(model: ModelConfig, *, is_cpu: bool) -> int:

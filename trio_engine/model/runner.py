@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from trio_engine.errors import StepError
-from trio_engine.model.batch import BatchBuilder, StepLayout, lay_out
+from trio_engine.model.attention import AttentionView, PrefillChunk
+from trio_engine.model.batch import Batch, BatchBuilder, StepLayout, lay_out
 from trio_engine.model.device import out_of_memory_as, to_device
 from trio_engine.model.in_flight import SampledOnHost, SampledRows, StepInFlight
 from trio_engine.model.rows import Rows
@@ -77,6 +78,25 @@ class ModelRunner:
         """Waits until the device has done all that was launched."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+    @torch.inference_mode()
+    def run_dummy_batch(self) -> None:
+        """Computes a step of one token that belongs to no row, and waits for it."""
+        zero = torch.zeros(1, dtype=torch.int64, device=self._device)
+        null_block = zero + self._cache.null_block
+        alone = PrefillChunk(0, 1, block_ids=None, first_key=0, num_keys=1, mask=None)
+        view = AttentionView((), (alone,))
+        batch = Batch(
+            token_ids=zero,
+            positions=zero,
+            slots=null_block * self._cache.shape.block_size,
+            sampling_tokens=zero,
+            full=view,
+            sliding=view,
+        )
+        self._decoder.forward(batch, self._cache)
+        self._cache.clear(null_block)  # rows read it as padding: it must stay as it was
+        self.synchronize()
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> StepInFlight:

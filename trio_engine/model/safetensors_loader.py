@@ -6,6 +6,7 @@ Layer: model. The ``safetensors`` package checks each file's header; data is rea
 
 from __future__ import annotations
 
+import os.path
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -106,7 +107,7 @@ def _read_shard(path: Path, config: ModelConfig) -> _Shard:
 
 def _validate(path: Path) -> None:
     """Lets the package check lengths, offsets and overlaps; afterwards they can be trusted."""
-    if not path.is_file():
+    if not os.path.isfile(path):  # Path.is_file raises where the name is too long for a file
         raise ModelError(f"{path}: is missing")
     try:
         with safe_open(path, framework="pt"):
@@ -118,7 +119,11 @@ def _validate(path: Path) -> None:
 def _read_header(path: Path) -> tuple[int, dict[str, _Entry]]:
     with path.open("rb") as file:
         num_bytes = int.from_bytes(file.read(8), "little")
-        header = msgspec.json.decode(file.read(num_bytes), type=dict[str, msgspec.Raw])
-    header.pop("__metadata__", None)
-    entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in header.items()}
+        data = file.read(num_bytes)
+    try:
+        header = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        header.pop("__metadata__", None)
+        entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in header.items()}
+    except msgspec.DecodeError as error:  # the package also takes an entry written as an array
+        raise ModelError(f"{path}: header: {error}") from error
     return 8 + num_bytes, entries

@@ -7,16 +7,14 @@ also says what no client should.
 from __future__ import annotations
 
 import itertools
-import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Self
 
 import trio
 
 from trio_engine.errors import EngineDeadError
-from trio_engine.requests import EngineCoreRequest
-from trio_engine.sampling_params import SamplingParams
 from trio_engine.testing.core_driver import RequestLog
+from trio_engine.testing.requests import make_request
 from trio_engine.transport.context import open_context
 from trio_engine.transport.ipc import IpcDirectory
 from trio_engine.transport.socket import SocketKind
@@ -244,21 +242,3 @@ class WireFrontEnd:
         except trio.WouldBlock:
             return
         raise AssertionError(f"there is more for client {client}: {frames!r}")
-
-
-def make_request(
-    request_id: str, prompt_token_ids: list[int], *, client: int = 0, **params: Any
-) -> EngineCoreRequest:
-    """A request as a front end settles it: greedy unless ``params`` say otherwise."""
-    return EngineCoreRequest(
-        request_id,
-        prompt_token_ids,
-        None,
-        SamplingParams(**{"temperature": 0.0, "max_tokens": 16, **params}),
-        None,
-        time.time(),
-        None,
-        None,
-        None,
-        client_index=client,
-    )

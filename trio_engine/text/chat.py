@@ -48,7 +48,7 @@ class ChatTemplate:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"chat template, line {error.lineno}: {error.message}") from None
-        except (SyntaxError, RecursionError) as error:  # nested deeper than Python compiles
+        except Exception as error:  # too deep for Python, or a constant that it cannot write
             raise ModelError(f"chat template: {_one_line(error)}") from None
 
     def render(
@@ -155,7 +155,8 @@ def _to_json(
 
 
 def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
+    # Made a text here, where an object that has none is the template's error like any other.
+    raise jinja2.TemplateError(f"{message}")
 
 
 def _strftime_now(form: str) -> str:
@@ -172,7 +173,9 @@ def _plain_message(message: Any, name: str) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise RequestError(f"{name} must be a mapping with a role, got {message!r:.100}")
     return {
-        key: _plain(value, f"{name}.{key}") for key, value in message.items() if value is not None
+        _plain_key(key, name): _plain(value, f"{name}.{key}")
+        for key, value in message.items()
+        if value is not None
     }
 
 
@@ -183,10 +186,16 @@ def _plain(value: Any, name: str) -> Any:
     if isinstance(value, str):  # of a StrEnum, say
         return str.__str__(value)
     if isinstance(value, Mapping):
-        return {_plain(key, name): _plain(item, f"{name}.{key}") for key, item in value.items()}
+        return {_plain_key(key, name): _plain(item, f"{name}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item, f"{name}[{i}]") for i, item in enumerate(value)]
     raise RequestError(f"{name} must be JSON data, got {type(value).__name__}")
+
+
+def _plain_key(key: Any, name: str) -> Any:
+    if key is None or isinstance(key, str | int | float):
+        return _plain(key, name)
+    raise RequestError(f"{name} must be JSON data, got a key of type {type(key).__name__}")
 
 
 def _one_line(error: Exception) -> str:

@@ -175,5 +175,5 @@ def _read_json(path: Path, kind: type[T]) -> T:
     try:
         data = path.read_bytes() if path.is_file() else b"{}"
         return msgspec.json.decode(data, type=kind)
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
         raise ModelError(f"{path}: {error}") from None

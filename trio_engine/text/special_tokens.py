@@ -30,9 +30,13 @@ def surround_with_special_tokens(
         add_bos: put ``bos_token`` first.
         add_eos: put ``eos_token`` last.
     """
-    before = [special_tokens["bos_token"]] if add_bos and "bos_token" in special_tokens else []
-    after = [special_tokens["eos_token"]] if add_eos and "eos_token" in special_tokens else []
-    ids = {token: backend.token_to_id(token) for token in (*before, *after)}
+    before = ["bos_token"] if add_bos and "bos_token" in special_tokens else []
+    after = ["eos_token"] if add_eos and "eos_token" in special_tokens else []
+    # Named by role: the text of a token could mean something in a template, as "$B" and ":" do.
+    pieces = [
+        {"id": role, "ids": [backend.token_to_id(text)], "tokens": [text]}
+        for role, text in ((role, special_tokens[role]) for role in (*before, *after))
+    ]
     backend.post_processor = processors.TemplateProcessing(
-        single=[*before, "$A", *after], special_tokens=list(ids.items())
+        single=[*before, "$A", *after], special_tokens=pieces
     )

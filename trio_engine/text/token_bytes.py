@@ -52,9 +52,8 @@ class TokenBytes(dict[int, bytes]):
 
 
 def vocabulary_end(backend: tokenizers.Tokenizer) -> int:
-    """The largest token id + 1. Added tokens may leave gaps, so it is not their number."""
-    end = backend.get_vocab_size(with_added_tokens=False)
-    return max(end, 1 + max(backend.get_added_tokens_decoder(), default=-1))
+    """The largest token id + 1. Ids may have gaps, so it is not their number."""
+    return 1 + max(backend.get_vocab().values(), default=-1)
 
 
 class _Spelling:

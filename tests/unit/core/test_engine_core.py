@@ -25,6 +25,7 @@ from trio_engine.outputs import (
     EngineCoreOutput,
     FinishReason,
 )
+from trio_engine.requests import PauseMode
 from trio_engine.tensors import TensorData
 
 QUEUED, SCHEDULED, PREEMPTED = EngineCoreEventType
@@ -157,14 +158,33 @@ def test_beyond_max_waiting_requests_a_request_ends_with_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     core = make_core(max_waiting_requests=2, max_num_seqs=1)
-    for name in "abc":
+    for name in "abcd":
         core.add(make_source(name))
-    assert ends(take(core)) == {"c": FinishReason.ERROR}
-    assert "add_refused request_id='c' reason=2 requests wait already" in caplog.text
+    assert ends(take(core)) == {"d": FinishReason.ERROR}
+    assert "add_refused request_id='d' reason=2 requests wait for a slot already" in caplog.text
     run_step(core, 7)
-    core.add(make_source("d"))
-    assert ends(take(core)) == {"a": None}
+    core.add(make_source("e"))
+    assert ends(take(core)) == {"a": None, "e": FinishReason.ERROR}
+    core.abort(0, ["b"])
+    core.add(make_source("f"))
     assert core.statistics().num_waiting_requests == 2
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_burst_of_as_many_as_there_are_slots_waits_for_nothing(paused: bool) -> None:
+    core = make_core(max_waiting_requests=0, max_num_seqs=3)
+    if paused:
+        core.pause(PauseMode.KEEP)
+    for name in "abcd":
+        core.add(make_source(name))
+    assert ends(take(core)) == {"d": FinishReason.ERROR}
+    core.resume()
+    run_step(core, 7, 7, 7)
+    core.add(make_source("e"))
+    assert ends(take(core))["e"] is FinishReason.ERROR
+    core.abort(0, ["a"])
+    core.add(make_source("f"))
+    assert ends(take(core)) == {}
 
 
 def test_nil_max_tokens_generates_up_to_max_model_len() -> None:

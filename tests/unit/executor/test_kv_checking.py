@@ -266,14 +266,49 @@ def test_a_replay_with_a_wrong_token_computed_already() -> None:
 # Commands
 
 
-def test_no_command_is_known_and_none_may_overtake_a_plan() -> None:
+def do(executor: KVCheckingExecutor, method: str, *args: Any) -> Any:
+    return executor.command(DeviceCommand(command_id=1, method=method, args=args))
+
+
+def test_no_command_may_overtake_a_plan_and_no_other_is_known() -> None:
     executor = make_executor()
-    command = DeviceCommand(command_id=1, method="sleep")
-    with pytest.raises(RequestError, match="no method 'sleep'"):
-        executor.command(command)
+    assert do(executor, "execute_dummy_batch") is None
+    with pytest.raises(RequestError, match="no method 'echo'"):
+        do(executor, "echo")
     executor.launch(make_plan(0, (0, 1), new_rows=[make_row(0, [5], [0])]))
     with pytest.raises(StepError, match="'sleep' overtook a plan"):
-        executor.command(command)
+        do(executor, "sleep", ["kv_cache"])
+
+
+def test_a_plan_while_memory_sleeps() -> None:
+    executor = make_executor()
+    do(executor, "sleep", ["kv_cache", "weights"])
+    plan = make_plan(0, (0, 1), new_rows=[make_row(0, [5], [0])])
+    assert refusal(executor, plan) == "plan 0, but memory sleeps: kv_cache, weights"
+    with pytest.raises(RequestError, match=r"^memory sleeps: kv_cache, weights$"):
+        do(executor, "execute_dummy_batch")
+    do(executor, "wake_up", ["kv_cache"])
+    assert refusal(executor, plan) == "plan 0, but memory sleeps: weights"
+    do(executor, "wake_up", ["weights", "kv_cache"])
+    run(executor, plan)
+
+
+def test_a_block_that_was_written_before_the_kv_cache_slept() -> None:
+    executor = make_executor()
+    start(executor)
+    do(executor, "sleep", ["kv_cache"])
+    do(executor, "wake_up", ["kv_cache"])
+    assert refusal(executor, make_plan(1, (0, 1))) == (
+        "position 0 reads slot 0, which nobody wrote"
+    )
+
+
+def test_the_kv_cache_outlasts_a_sleep_of_the_weights_alone() -> None:
+    executor = make_executor()
+    start(executor)
+    do(executor, "sleep", ["weights"])
+    do(executor, "wake_up", ["weights"])
+    run(executor, make_plan(1, (0, 1)))
 
 
 def test_shutdown_may_follow_no_load() -> None:

@@ -145,9 +145,22 @@ def test_a_step_takes_its_time() -> None:
     assert time.monotonic() - start >= 0.02
 
 
-def test_no_command_is_known() -> None:
-    with pytest.raises(RequestError, match="no method 'sleep'"):
-        make_executor().command(DeviceCommand(command_id=1, method="sleep"))
+def test_there_is_nothing_to_give_back_in_sleep() -> None:
+    executor = make_executor()
+    for method in ("sleep", "wake_up"):
+        executor.command(DeviceCommand(command_id=1, method=method, args=(["kv_cache"],)))
+
+
+def test_a_dummy_batch_takes_a_steps_time() -> None:
+    executor = NullExecutor(EngineConfig(executor="null", null_step_ms=20))
+    start = time.monotonic()
+    executor.command(DeviceCommand(command_id=1, method="execute_dummy_batch"))
+    assert time.monotonic() - start >= 0.02
+
+
+def test_no_other_command_is_known() -> None:
+    with pytest.raises(RequestError, match="no method 'echo'"):
+        make_executor().command(DeviceCommand(command_id=1, method="echo"))
 
 
 def test_shutdown_may_follow_no_load() -> None:

@@ -97,6 +97,7 @@ def test_the_template_works_on_a_copy() -> None:
         ("{{ range(10 ** 9) }}", "chat template: Range too big"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "chat template: maximum recursion"),
         ("{{ cycler() }}", "chat template: at least one item"),
+        ("{{ raise_exception((8 + messages | length) ** 9999) }}", "chat template: Exceeds the"),
     ],
 )
 def test_messages_that_do_not_fit_are_refused_in_one_line(template: str, message: str) -> None:
@@ -122,6 +123,14 @@ def test_messages_that_do_not_fit_are_refused_in_one_line(template: str, message
         (
             [{"role": "user", "content": [{"image": object()}]}],
             r"messages\[0\].content\[0\].image must be JSON data, got object",
+        ),
+        (
+            [{"role": "user", "content": {("x",): 1}}],
+            r"messages\[0\].content must be JSON data, got a key of type tuple",
+        ),
+        (
+            [{"role": "user", object: 1}],
+            r"messages\[0\] must be JSON data, got a key of type type",
         ),
     ],
 )
@@ -149,6 +158,7 @@ def test_a_template_cannot_reach_out_of_its_sandbox(name: str) -> None:
         ("a\n{% if %}", "chat template, line 2: "),
         ("{{ x | no_such_filter }}", "chat template, line 1: No filter named"),
         ("{% if 1 %}" * 200 + "{% endif %}" * 200, "chat template: "),
+        ("{{ 9 ** 9999 }}", "chat template: Exceeds the limit"),
     ],
 )
 def test_a_template_that_does_not_compile_is_the_models_fault(template: str, message: str) -> None:

@@ -159,6 +159,7 @@ def test_chat_templates_in_files_go_first(folder: Path) -> None:
         ("tokenizer.json", b"\xff"),
         ("tokenizer_config.json", b"[1]"),
         ("tokenizer_config.json", b"{"),
+        ("tokenizer_config.json", b'{"x": ' + b"[" * 10_000),
         ("generation_config.json", b"\xff"),
         ("chat_template.jinja", b"\xff"),
         ("tokenizer_config.json", b'{"added_tokens_decoder": {"x": {"content": "a"}}}'),

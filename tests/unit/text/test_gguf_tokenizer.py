@@ -70,6 +70,23 @@ def test_bos_and_eos_are_added_as_the_flags_say(
     assert tokens_of(build(byte_level_metadata, **flags), byte_level_metadata, "a") == expected
 
 
+@pytest.mark.parametrize("text", ["$A", "$B", ":", "a:b", "$"])
+def test_a_special_token_may_have_any_text(byte_level_metadata: dict[str, Any], text: str) -> None:
+    """The library has a language of its own for what goes around a text."""
+    tokens = [text, *byte_level_metadata["tokenizer.ggml.tokens"][1:]]
+    tokenizer = build(byte_level_metadata, tokens=tokens, add_bos_token=True, add_eos_token=True)
+    plain = tokenizer.encode("a", add_special_tokens=False)
+    assert tokenizer.encode("a") == [0, *plain, 1]
+
+
+def test_a_token_that_is_there_twice_hides_no_other(byte_level_metadata: dict[str, Any]) -> None:
+    tokens = ["a", *byte_level_metadata["tokenizer.ggml.tokens"]]
+    changes = {"tokens": tokens, "token_type": None, "bos_token_id": 1, "eos_token_id": 2}
+    tokenizer = build(byte_level_metadata, **changes)
+    assert tokenizer.vocab_size == len(tokens)
+    assert tokenizer.token_bytes[tokens.index("12")] == b"12"
+
+
 def test_special_tokens_can_be_left_out(byte_level_metadata: dict[str, Any]) -> None:
     tokenizer = build(byte_level_metadata, add_bos_token=True)
     assert tokenizer.encode("a", add_special_tokens=False) == tokenizer.encode("a")[1:]
