@@ -115,6 +115,11 @@ class CoreDriver:
         return True
 
     def run_until_idle(self, max_steps: int = 10_000) -> None:
+        """``settle_all`` and ``receive``."""
+        self.settle_all(max_steps)
+        self.receive()
+
+    def settle_all(self, max_steps: int = 10_000) -> None:
         """Makes moves in the plainest order until nothing is left to do.
 
         Raises:
@@ -132,7 +137,6 @@ class CoreDriver:
                 break
             num_steps = self.core.statistics().num_steps
             assert num_steps <= last_plan, f"no end after {max_steps} plans"
-        self.receive()
 
     def receive(self) -> None:
         """Empties the outboxes into the logs, as clients would."""

@@ -1,0 +1,145 @@
+"""Plants known faults in a copy of the package and sees whether the state machines find them.
+
+    python -m tests.mutants.run                 # all patches beside this file
+    python -m tests.mutants.run outbox_by_id    # some of them
+
+A patch begins with the name of the machine that should find it. Told is how many rules the shrunk
+example has; more than ``WANTED_RULES`` is a machine that shrinks badly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from trio_engine.testing import machines
+
+HERE = Path(__file__).parent
+PACKAGE = HERE.parent.parent / "trio_engine"
+MAX_EXAMPLES = 2000
+WANTED_RULES = 8
+TIMEOUT_S = 600.0
+
+FOUND_BY = re.compile(r"^Found by: (\w+)$", re.MULTILINE)
+STEP = re.compile(r"^(?:[\w, ]+ = )?state\.(\w+)\(.*$", re.MULTILINE)
+
+# Run beside the copy. Derandomized and without a database: the same fault, the same example.
+PROGRAM = """
+import logging, sys, traceback, trio_engine
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+from trio_engine.testing import machines
+
+assert trio_engine.__file__.startswith(sys.argv[1]), trio_engine.__file__
+machine, max_examples = getattr(machines, sys.argv[2]), int(sys.argv[3])
+options = settings(
+    max_examples=max_examples,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    report_multiple_bugs=False,
+    phases=[Phase.generate, Phase.shrink],
+)
+logging.disable()
+try:
+    run_state_machine_as_test(machine, settings=options)
+except BaseException:
+    print("FOUND", traceback.format_exc())
+"""
+
+
+class Outcome(NamedTuple):
+    """What became of one fault; without steps if nothing was found."""
+
+    name: str
+    machine: str
+    steps: list[str]
+    error: str
+
+    @property
+    def is_found(self) -> bool:
+        return bool(self.steps)
+
+
+def patches(names: list[str]) -> list[Path]:
+    """The patches of these names, or all."""
+    return [HERE / f"{name}.patch" for name in names] or sorted(HERE.glob("*.patch"))
+
+
+def run_mutant(patch: Path, *, max_examples: int = MAX_EXAMPLES) -> Outcome:
+    """Runs a machine over a copy of the package with one fault in it.
+
+    Raises:
+        RuntimeError: the patch does not fit the package any more, or the machine did not run.
+    """
+    found_by = FOUND_BY.search(patch.read_text())
+    if found_by is None:
+        raise RuntimeError(f"{patch.name} does not say who should find it")
+    with tempfile.TemporaryDirectory() as folder:
+        _copy_with_fault(patch, folder)
+        arguments = [folder, found_by[1], str(max_examples)]
+        ended = subprocess.run(
+            [sys.executable, "-c", PROGRAM, *arguments],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": folder},
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
+    if ended.returncode:
+        raise RuntimeError(f"{patch.name}: {ended.stderr}")
+    _, _, error = ended.stdout.partition("FOUND")
+    return Outcome(patch.stem, found_by[1], _rules_in(error, found_by[1]), error)
+
+
+def _rules_in(error: str, machine: str) -> list[str]:
+    """The steps of a failing example, without the invariants that were checked between them."""
+    invariants = {each.function.__name__ for each in getattr(machines, machine)().invariants}
+    no_rules = {"teardown", *invariants}
+    return [step[0] for step in STEP.finditer(error) if step[1] not in no_rules]
+
+
+def _copy_with_fault(patch: Path, folder: str) -> None:
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(PACKAGE, Path(folder) / PACKAGE.name, ignore=ignored)
+    applied = subprocess.run(
+        ["git", "apply", str(patch.resolve())],
+        cwd=folder,
+        env=os.environ | {"GIT_CEILING_DIRECTORIES": str(Path(folder).parent)},
+        capture_output=True,
+        text=True,
+    )
+    if applied.returncode:
+        raise RuntimeError(f"{patch.name} does not apply: {applied.stderr}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("names", nargs="*", help="patches without .patch; all if none")
+    parser.add_argument("--max-examples", type=int, default=MAX_EXAMPLES)
+    parser.add_argument(
+        "--show", action="store_true", help="print the errors with their examples too"
+    )
+    options = parser.parse_args()
+    outcomes = []
+    for patch in patches(options.names):
+        outcome = run_mutant(patch, max_examples=options.max_examples)
+        outcomes.append(outcome)
+        verdict = f"{len(outcome.steps)} rules" if outcome.is_found else "NOT FOUND"
+        print(f"{outcome.name:40} {outcome.machine:20} {verdict}", flush=True)
+        if options.show:
+            print(outcome.error)
+    good = [o for o in outcomes if o.is_found and len(o.steps) <= WANTED_RULES]
+    print(f"{len(good)} of {len(outcomes)} found in at most {WANTED_RULES} rules")
+    return 0 if len(good) == len(outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
