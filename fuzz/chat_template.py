@@ -16,7 +16,7 @@ from trio_engine.errors import ModelError, RequestError
 from trio_engine.text.chat import ChatTemplate
 
 _MAX_CHARS = 2000
-_MAX_LOOPS = 3
+_MAX_LOOPS = 2
 _MAX_PRODUCTS = 2
 # More digits than Python writes: one that Jinja computes as it compiles, and one as it renders.
 _HUGE = {"huge": "(9**9999)", "vast": "((8 + messages | length)**9999)"}

@@ -78,7 +78,8 @@ class Runner:
 
     def _succeeds(self, target: Target, run: Callable[[], object]) -> bool:
         try:
-            signal.setitimer(signal.ITIMER_VIRTUAL, self._time_limit_s)
+            # Again every second, for what is raised in a callback of the garbage collector is lost.
+            signal.setitimer(signal.ITIMER_VIRTUAL, self._time_limit_s, 1.0)
             run()
         except KeyboardInterrupt:
             raise

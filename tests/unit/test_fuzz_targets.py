@@ -70,7 +70,7 @@ def test_any_bytes_have_parts(data: bytes) -> None:
 
 def test_hostile_templates_are_kept_small() -> None:
     loops = "{% for i in range(100000) %}" * 9
-    assert bounded(loops).count("for") == 3
+    assert bounded(loops).count("for") == 2
     assert "range(10)" in bounded(loops)
     assert bounded("9**9**9") == "9**99"
 
