@@ -22,6 +22,7 @@ from trio_engine.errors import ConfigError, ModelError, RequestError, StepError
 from trio_engine.executor.torch_executor import TorchExecutor
 from trio_engine.model.load import default_step_tokens
 from trio_engine.model.loader import open_checkpoint
+from trio_engine.testing.check_executor import CONFIG as CHECK_CONFIG, check_executor
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,6 +43,13 @@ def make(folder: Path, **options: Any) -> TorchExecutor:
 def test_it_is_an_executor_factory() -> None:
     factory: ExecutorFactory = TorchExecutor
     assert factory(EngineConfig()).launches_ahead is False
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_it_does_what_any_executor_must(folder: Path, device: DeviceName) -> None:
+    """On CUDA it launches ahead, on CPU it does not."""
+    config = msgspec.structs.replace(CHECK_CONFIG, model=str(folder), device=device)
+    check_executor(TorchExecutor, config)
 
 
 def test_importing_it_does_not_import_torch() -> None:

@@ -313,3 +313,11 @@ def test_the_kv_cache_outlasts_a_sleep_of_the_weights_alone() -> None:
 
 def test_shutdown_may_follow_no_load() -> None:
     make_executor().shutdown()
+
+
+def test_the_last_token_that_the_limits_allow_is_never_computed() -> None:
+    executor = make_executor()
+    row = make_row(0, [5, 6], [0, 1], sampling_params=SamplingParams(max_tokens=2))
+    run(executor, make_plan(0, (0, 2), new_rows=[row]))
+    run(executor, make_plan(1, (0, 1)))
+    assert "computes token 3, the last" in refusal(executor, make_plan(2, (0, 1)))
