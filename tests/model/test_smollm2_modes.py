@@ -74,13 +74,17 @@ def test_greedy_tokens_equal_those_of_transformers_in_every_mode() -> None:
     oracle = GreedyOracle()
     prompts = oracle.prompts()
     parted: dict[str, Comparison] = {}
+    # The modes agree nearly everywhere, and a comparison costs as much as the answer did.
+    compared: dict[tuple[int, tuple[int, ...]], Comparison] = {}
     for name, mode in MODES.items():
         outputs, statistics = run_mode(mode, prompts)
         assert (statistics.num_preemptions > 0) == (name == "preemption")
-        for index, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
-            comparison = oracle.compare(prompt, output)
-            if comparison.gap is not None:
-                parted[f"{name}, prompt {index}"] = comparison
+        for index, output in enumerate(outputs):
+            key = (index, tuple(output))
+            if key not in compared:
+                compared[key] = oracle.compare(prompts[index], output)
+            if compared[key].gap is not None:
+                parted[f"{name}, prompt {index}"] = compared[key]
     wrong = {where: part for where, part in parted.items() if (part.gap or 0.0) > TIE_GAP}
     assert not wrong
     assert len(parted) <= MAX_TIES, parted

@@ -8,20 +8,21 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from trio_engine.testing.machines import BlockPoolMachine, EngineCoreMachine
+from trio_engine.testing.machines import BlockPoolMachine, EngineCoreMachine, EngineMachine
 
 if TYPE_CHECKING:
     from hypothesis.stateful import RuleBasedStateMachine
 
 
-@pytest.mark.parametrize("machine", [BlockPoolMachine, EngineCoreMachine])
+@pytest.mark.parametrize("machine", [BlockPoolMachine, EngineCoreMachine, EngineMachine])
 def test_promises_are_kept(machine: type[RuleBasedStateMachine]) -> None:
     run_state_machine_as_test(machine)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("machine", "max_examples"), [(BlockPoolMachine, 2000), (EngineCoreMachine, 2000)]
+    ("machine", "max_examples"),
+    [(BlockPoolMachine, 2000), (EngineCoreMachine, 2000), (EngineMachine, 500)],
 )
 def test_promises_are_kept_in_many_examples(
     machine: type[RuleBasedStateMachine], max_examples: int

@@ -19,7 +19,7 @@ import logging
 import os
 import time
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 import trio
@@ -39,18 +39,23 @@ from trio_engine.transport.ipc import remove_abandoned
 from trio_engine.wire.handshake import EngineHandshake
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractAsyncContextManager
 
     from trio_engine.config import EngineConfig
     from trio_engine.core.statistics import EngineCoreStatistics
     from trio_engine.engine.forward_thread import ForwardThread
-    from trio_engine.executor.base import ExecutorFactory
-    from trio_engine.transport.context import ZmqContext
+    from trio_engine.executor.base import Executor, ExecutorFactory
+    from trio_engine.transport.base import MessageContext
 
 logger = logging.getLogger(__name__)
 
 # With the owner gone there is nobody to flush for, and the promise is to be gone within 2 s.
 OWNERLESS_GRACE_S = 0.5
+
+ForwardOpener: TypeAlias = (
+    "Callable[[Executor, Callable[[], object]], AbstractAsyncContextManager[ForwardThread]]"
+)
 
 NO_UTILITIES: Mapping[str, UtilityHandler] = MappingProxyType({})
 
@@ -81,6 +86,8 @@ class EngineCoreProc:
         owner_descriptor: read end of a pipe whose other end the owner holds; its end stops the
             engine at once.
         owns_process: handle SIGTERM and SIGINT, and end the process if a step never returns.
+        open_transport: makes the owner of its sockets.
+        open_forward: runs its executor; a test may do so without a thread.
 
     Attributes:
         shutdown: by which to ask it to stop.
@@ -99,6 +106,8 @@ class EngineCoreProc:
         utilities: Mapping[str, UtilityHandler] = NO_UTILITIES,
         owner_descriptor: int | None = None,
         owns_process: bool = False,
+        open_transport: Callable[[], MessageContext] = open_context,
+        open_forward: ForwardOpener = open_forward_thread,
     ) -> None:
         identity = identity or EngineIdentity()
         self.shutdown = Shutdown()
@@ -112,15 +121,22 @@ class EngineCoreProc:
         self._utilities = utilities
         self._owner_descriptor = owner_descriptor
         self._owns_process = owns_process
+        self._open_transport = open_transport
+        self._open_forward = open_forward
         self._guard = ExitGuard(self._leave_process if owns_process else None)
-        self._context: ZmqContext
+        self._context: MessageContext
         self._links: ClientLinks
         self._loop: StepLoop | None = None
         self._is_ready = False
 
+    @property
+    def core(self) -> EngineCore | None:
+        """Its core, for tests to look into; None before the executor is loaded."""
+        return None if self._loop is None else self._loop.core
+
     def statistics(self) -> EngineCoreStatistics | None:
         """The core's counts; None before the executor is loaded."""
-        return None if self._loop is None else self._loop.core.statistics()
+        return None if self.core is None else self.core.statistics()
 
     async def run(
         self, task_status: trio.TaskStatus[EngineCoreProc] = trio.TASK_STATUS_IGNORED
@@ -139,7 +155,7 @@ class EngineCoreProc:
         """
         causes: list[BaseException] = []
         try:
-            async with open_context() as self._context:
+            async with self._open_transport() as self._context:
                 self._links = ClientLinks(
                     self._context,
                     self._handshake.identity,
@@ -214,7 +230,7 @@ class EngineCoreProc:
         )
         doorbell = Doorbell()
         executor = self._executor_factory(self._config)
-        async with open_forward_thread(executor, doorbell.ring) as forward:
+        async with self._open_forward(executor, doorbell.ring) as forward:
             try:
                 loop = await self._open_links(io, work, forward, doorbell)
                 await handshake_socket.send([self._handshake.ready()])

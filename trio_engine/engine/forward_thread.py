@@ -68,16 +68,32 @@ ForwardEvent = Loaded | StepResult | StepFailed | CommandDone | Broken
 class ForwardThread:
     """Hands plans to an executor and events back. Made by ``open_forward_thread``.
 
+    ``run`` is the thread's body. Its parts may be called one by one instead, by whoever does
+    without a thread.
+
+    Args:
+        executor: not loaded yet.
+        on_event: called in Trio after each event was put into ``events``.
+        call_in_trio: calls a function with its arguments on Trio's thread, some time later or at
+            once; ``run_sync_soon`` of Trio's token.
+
     Attributes:
         events: what came back, oldest first; the step loop takes them out.
         is_loading: whether nothing has come back yet, not even that the load failed.
     """
 
-    def __init__(self, executor: Executor, on_event: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        on_event: Callable[[], object],
+        *,
+        call_in_trio: Callable[..., object],
+    ) -> None:
         self.events: deque[ForwardEvent] = deque()
         self.is_loading = True
         self._executor = executor
         self._on_event = on_event
+        self._call_in_trio = call_in_trio
         self._orders: queue.SimpleQueue[StepPlan | DeviceCommand | _Order] = queue.SimpleQueue()
         self._is_stopping = False
         # Plans launched and not collected; the thread's own.
@@ -103,35 +119,73 @@ class ForwardThread:
         self._is_stopping = True
         self._orders.put(_Order.STOP)
 
-    def run(self, token: trio.lowlevel.TrioToken) -> None:
+    # The thread's side
+
+    def run(self) -> None:
         """The thread's body: load, then serve until stopped, then release the device."""
         try:
-            self._deliver(token, Loaded(self._executor.load()))
+            self.load()
             while not self._is_stopping:
-                self._serve(token)
-        except BaseException as error:
-            # Also SystemExit and the like of a foreign library: the engine must hear of it, and
-            # there is no one above on this thread.
-            self._deliver(token, Broken(error))
+                self.serve()
         finally:
-            self._shut_down()
+            self.shut_down()
 
-    def _serve(self, token: trio.lowlevel.TrioToken) -> None:
-        room = 2 if self._executor.launches_ahead else 1
-        if len(self._launched) >= room:
-            self._collect(token)
+    def load(self) -> None:
+        """Has the executor get ready, once and first: ``Loaded`` or ``Broken`` comes back."""
+        try:
+            self._deliver(Loaded(self._executor.load()))
+        except BaseException as error:
+            self._break(error)
+
+    def serve(self) -> None:
+        """Waits for the next thing to do, a launch, a collect or a command, and does it.
+
+        After an error that is no row's fault ``Broken`` comes back, and nothing is done any more.
+        """
+        try:
+            self._serve()
+        except BaseException as error:
+            self._break(error)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``serve`` would not have to wait."""
+        is_full = len(self._launched) >= self._room
+        return not self._is_stopping and (is_full or not self._orders.empty())
+
+    def shut_down(self) -> None:
+        """Releases the device, once and last."""
+        try:
+            self._executor.shutdown()
+        except Exception:
+            logger.exception("executor_shutdown_failed")
+
+    @property
+    def _room(self) -> int:
+        """Plans that the executor may hold."""
+        return 2 if self._executor.launches_ahead else 1
+
+    def _serve(self) -> None:
+        if len(self._launched) >= self._room:
+            self._collect()
             return
         order = self._orders.get()
         if self._is_stopping:
             return
         if isinstance(order, StepPlan):
-            self._launch(token, order)
+            self._launch(order)
         elif isinstance(order, DeviceCommand):
-            self._command(token, order)
+            self._command(order)
         elif order is _Order.COLLECT and self._launched:
-            self._collect(token)
+            self._collect()
 
-    def _launch(self, token: trio.lowlevel.TrioToken, plan: StepPlan) -> None:
+    def _break(self, error: BaseException) -> None:
+        # Also SystemExit and the like of a foreign library: the engine must hear of it, and there
+        # is no one above on this thread.
+        self._is_stopping = True
+        self._deliver(Broken(error))
+
+    def _launch(self, plan: StepPlan) -> None:
         if self._drops_plans and not plan.reset:
             return
         self._drops_plans = False
@@ -141,50 +195,42 @@ class ForwardThread:
             # Plans before it are good and settle first. If one of them fails now, this plan
             # stands behind a failed one and is not worth a word.
             while self._launched:
-                if not self._collect(token):
+                if not self._collect():
                     return
-            self._fail(token, plan, error)
+            self._fail(plan, error)
         else:
             self._launched.append(plan)
 
-    def _collect(self, token: trio.lowlevel.TrioToken) -> bool:
+    def _collect(self) -> bool:
         plan = self._launched.popleft()
         try:
             result = self._executor.collect()
         except RequestStepError as error:
-            self._fail(token, plan, error)
+            self._fail(plan, error)
             return False
-        self._deliver(token, result)
+        self._deliver(result)
         return True
 
-    def _fail(
-        self, token: trio.lowlevel.TrioToken, plan: StepPlan, error: RequestStepError
-    ) -> None:
+    def _fail(self, plan: StepPlan, error: RequestStepError) -> None:
         self._drops_plans = True
         for _ in self._launched:
             with contextlib.suppress(RequestStepError):
                 self._executor.collect()
         self._launched.clear()
-        self._deliver(token, StepFailed(plan.plan_id, error))
+        self._deliver(StepFailed(plan.plan_id, error))
 
-    def _command(self, token: trio.lowlevel.TrioToken, command: DeviceCommand) -> None:
+    def _command(self, command: DeviceCommand) -> None:
         try:
             value = self._executor.command(command)
         except Exception as error:
-            self._deliver(token, CommandDone(command.command_id, error=error))
+            self._deliver(CommandDone(command.command_id, error=error))
         else:
-            self._deliver(token, CommandDone(command.command_id, value))
+            self._deliver(CommandDone(command.command_id, value))
 
-    def _shut_down(self) -> None:
-        try:
-            self._executor.shutdown()
-        except Exception:
-            logger.exception("executor_shutdown_failed")
-
-    def _deliver(self, token: trio.lowlevel.TrioToken, event: ForwardEvent) -> None:
+    def _deliver(self, event: ForwardEvent) -> None:
         # An exception inside the callback would end Trio: it only appends and wakes.
         with contextlib.suppress(trio.RunFinishedError):
-            token.run_sync_soon(self._receive, event)
+            self._call_in_trio(self._receive, event)
 
     def _receive(self, event: ForwardEvent) -> None:
         self.is_loading = False
@@ -203,13 +249,13 @@ async def open_forward_thread(
 
     Cancellation: a running step or load cannot be interrupted; the block is left when it returns.
     """
-    thread = ForwardThread(executor, on_event)
     token = trio.lowlevel.current_trio_token()
+    thread = ForwardThread(executor, on_event, call_in_trio=token.run_sync_soon)
     # Its own limiter: a service's to_thread calls must never wait for the engine or it for them.
     limiter = trio.CapacityLimiter(1)
 
     async def run() -> None:
-        await trio.to_thread.run_sync(thread.run, token, limiter=limiter)
+        await trio.to_thread.run_sync(thread.run, limiter=limiter)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run, name="forward thread")

@@ -5,38 +5,24 @@ Public kit, pure but for the executor; needs hypothesis.
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    Bundle,
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import Bundle, initialize, precondition, rule
 
 from trio_engine.config import EngineConfig
-from trio_engine.outputs import FinishReason
 from trio_engine.requests import PauseMode
 from trio_engine.testing.core_driver import CoreDriver
-from trio_engine.testing.flaky_executor import FlakyExecutor
-from trio_engine.testing.promises import Promises, excuse_aborts, excuse_failures
-from trio_engine.testing.requests import make_core, make_request, run_alone
-from trio_engine.testing.strategies import REQUEST_IDS, VOCAB_SIZE, prompts, served_options
+from trio_engine.testing.promise_machine import CLIENTS, NUM_CLIENTS, ROWS, PromiseMachine
+from trio_engine.testing.promises import excuse_aborts, excuse_failures
+from trio_engine.testing.requests import make_core, make_request
+from trio_engine.testing.strategies import REQUEST_IDS, prompts, served_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trio_engine.requests import EngineCoreRequest
-    from trio_engine.testing.core_driver import RequestLog
+    from trio_engine.core.engine_core import EngineCore
     from trio_engine.testing.promises import Life
-
-NUM_CLIENTS = 2
-CLIENTS = st.integers(0, NUM_CLIENTS - 1)
-ROWS = st.integers(0, 2)
 
 # Where requests get in each other's way comes first; an option that does not matter disappears.
 LIMITS = st.fixed_dictionaries(
@@ -56,7 +42,7 @@ LIMITS = st.fixed_dictionaries(
 )
 
 
-class EngineCoreMachine(RuleBasedStateMachine):
+class EngineCoreMachine(PromiseMachine):
     """An ``EngineCore``, a ``FlakyExecutor`` and two clients.
 
     The rules are the moves of clients, step loop and forward thread, one at a time and in any
@@ -65,44 +51,36 @@ class EngineCoreMachine(RuleBasedStateMachine):
 
     Attributes:
         config: of the engine.
-        core: under test.
-        executor: finds wrong blocks, rows and tokens, and fails when told.
         driver: makes the pipeline's moves.
-        promises: what was asked, what came, and whether they agree.
+        pause_mode: of the pause that is on, if any.
     """
 
     request_ids: Bundle[str] = Bundle("request_ids")
 
     def __init__(self) -> None:
         super().__init__()
+        self.pause_mode: PauseMode | None = None
         self._is_started = False
-        self._handled = sys.exception()
 
-    @initialize(limits=LIMITS)
-    def start(self, limits: dict[str, Any]) -> None:
-        """Begins with a pool for one request of full length and a few blocks more."""
+    @initialize(target=request_ids, limits=LIMITS)
+    def start(self, limits: dict[str, Any]) -> str:
+        """Begins with a pool for one request of full length, and an id that nobody uses."""
         options = {"launches_ahead": False, "num_more_blocks": 0} | limits
         launches_ahead = options.pop("launches_ahead")
         num_blocks = -(-options["max_model_len"] // options["block_size"])
         num_blocks += options.pop("num_more_blocks")
         self.config = EngineConfig(executor="kv-checking", num_blocks=num_blocks, **options)
         self.executor = self.make_executor(self.config, launches_ahead=launches_ahead)
-        self.core = make_core(self.config, self.executor, num_clients=NUM_CLIENTS)
-        self.promises = Promises(self.run_alone)
-        self.pause_mode: PauseMode | None = None
+        core = make_core(self.config, self.executor, num_clients=NUM_CLIENTS)
         depth = self.config.pipeline_depth
-        self.driver = CoreDriver(self.core, self.executor, pipeline_depth=depth)
+        self.driver = CoreDriver(core, self.executor, pipeline_depth=depth)
         self._is_started = True
+        return "nobody's"
 
-    # To override
-
-    def make_executor(self, config: EngineConfig, *, launches_ahead: bool) -> FlakyExecutor:
-        """The executor that the core drives."""
-        return FlakyExecutor(config, launches_ahead=launches_ahead, vocab_size=VOCAB_SIZE)
-
-    def run_alone(self, request: EngineCoreRequest) -> RequestLog:
-        """The oracle of a request's tokens and end."""
-        return run_alone(request, max_model_len=self.core.max_model_len, vocab_size=VOCAB_SIZE)
+    @property
+    def core(self) -> EngineCore:
+        """The core under test."""
+        return self.driver.core
 
     # Moves of clients
 
@@ -130,7 +108,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
 
     @rule(client=CLIENTS, request_ids=st.lists(request_ids, min_size=1, max_size=3))
     def abort(self, client: int, request_ids: list[str]) -> None:
-        """Requests of its own, live or ended; ids that only the other client uses mean nothing."""
+        """Requests of its own, live or ended; ids that it does not use mean nothing."""
         targets = self._newest_open(client, request_ids)
         if len(targets) > 1:  # of several, those that have ended could not be told from the others
             self.receive(client)
@@ -146,15 +124,6 @@ class EngineCoreMachine(RuleBasedStateMachine):
             self.receive(client)
             assert all(life.is_over for life in targets), f"not aborted: {targets}"
 
-    @precondition(lambda self: self.core.has_requests)
-    @rule(client=CLIENTS)
-    def abort_unknown(self, client: int) -> None:
-        """An id that nobody uses."""
-        num_live = self.num_live
-        self.core.abort(client, ["nobody's"])
-        assert self.num_live == num_live
-
-    @precondition(lambda self: not all(outbox.is_empty for outbox in self.core.outboxes))
     @rule(client=CLIENTS)
     def receive(self, client: int) -> None:
         """A client reads all that is there for it; until it does, outputs merge."""
@@ -163,7 +132,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
 
     # Moves of the pipeline
 
-    @precondition(lambda self: self.core.has_requests and self.driver.can_schedule)
+    @precondition(lambda self: self.driver.can_schedule)
     @rule()
     def schedule(self) -> None:
         """Plans a step, if anything can run."""
@@ -182,36 +151,33 @@ class EngineCoreMachine(RuleBasedStateMachine):
         """Settles the oldest plan, however much has happened since its launch."""
         self._excusing(self.driver.collect)
 
-    @precondition(lambda self: self.driver.can_launch)
+    @precondition(lambda self: self.driver.can_launch or self.driver.can_collect)
     @rule(row=ROWS)
-    def fail_launch(self, row: int) -> None:
-        """The executor refuses a plan because of one of its rows."""
-        self.executor.next_faults["launch"] = row
-        self.launch()
-
-    @precondition(lambda self: self.driver.can_collect)
-    @rule(row=ROWS)
-    def fail_collect(self, row: int) -> None:
-        """The oldest plan turns out to have failed because of one of its rows."""
-        self.executor.next_faults["collect"] = row
-        self.collect()
+    def fail(self, row: int) -> None:
+        """The next move of the executor fails because of one of the plan's rows."""
+        if self.driver.can_collect:
+            self.executor.next_faults["collect"] = row
+            self.collect()
+        else:
+            self.executor.next_faults["launch"] = row
+            self.launch()
 
     # Control
 
-    @precondition(lambda self: not self.core.statistics().is_draining)
     @rule(mode=st.sampled_from(PauseMode))
     def pause(self, mode: PauseMode) -> None:
-        """In one of the three ways, also while paused."""
+        """In one of the three ways, also while paused; a drain must not be frozen."""
+        if self.core.statistics().is_draining:
+            return
         if mode is PauseMode.ABORT:
             excuse_aborts(self.promises.open_lives())
         self.core.pause(mode)
         self.pause_mode = mode
         assert mode is not PauseMode.ABORT or not self.core.has_requests
 
-    @precondition(lambda self: self.pause_mode is not None)
     @rule()
     def resume(self) -> None:
-        """Ends a pause."""
+        """Ends a pause, if there is one."""
         self.core.resume()
         self.pause_mode = None
 
@@ -222,75 +188,32 @@ class EngineCoreMachine(RuleBasedStateMachine):
         self.core.preempt_all()
         assert self.core.statistics().num_free_blocks == self.core.statistics().num_blocks
 
-    @precondition(lambda self: not self.core.statistics().is_draining)
     @rule()
     def start_draining(self) -> None:
         """The engine is asked to stop once all is done."""
         self.core.start_draining()
         self.pause_mode = None
 
-    @precondition(lambda self: self.core.has_requests or self.core.num_plans_in_flight)
     @rule()
     def finish(self) -> None:
-        """All that is left happens in the plainest order; then nothing may be held."""
-        self.core.resume()
-        self.pause_mode = None
-        self._excusing(self.driver.settle_all)
-        self._receive_all()
-        self.every_accepted_request_ends_in_exactly_one_terminal_event()
-
-    # Promises
-
-    @invariant()
-    def blocks_free_plus_held_equal_total(self) -> None:
-        """Tables, queues, slots and blocks agree."""
-        self.core.check_integrity()
-
-    @invariant()
-    def no_output_after_a_terminal_event(self) -> None:
-        """Nor any output that nobody asked for."""
-        self.promises.check_no_output_after_a_terminal_event()
-
-    @invariant()
-    def tokens_equal_a_solo_run(self) -> None:
-        """Whatever happens beside a request."""
-        self.promises.check_tokens_equal_a_solo_run()
-
-    @invariant()
-    def limits_are_kept(self) -> None:
-        """No token more than was asked for."""
-        self.promises.check_limits_are_kept()
-
-    @invariant()
-    def every_end_has_a_cause(self) -> None:
-        """ABORT and ERROR come only where there was a reason."""
-        self.promises.check_every_end_has_a_cause()
-
-    @invariant()
-    def a_failed_step_ends_only_the_request_at_fault(self) -> None:
-        """One row is at fault in each failure that was planted."""
-        reasons = [str(life.stop_reason) for life in self.promises.lives]
-        num_ended = sum(reason.startswith("planted") for reason in reasons)
-        assert num_ended <= self.executor.num_faults
+        """All that is left happens in the plainest order; then nothing is held, and it serves."""
+        self.resume()
+        self._settle_all()
+        if not self.core.statistics().is_draining:
+            self.add(client=0, request_id="fresh", prompt=[1, 2], options={"max_tokens": 4})
+            self._settle_all()
 
     def teardown(self) -> None:
-        """``finish``, and then a fresh request is served as if nothing had been."""
-        if not self._is_started or sys.exception() is not self._handled:
-            return  # a step has failed: what it left behind says less than its own error
-        self.finish()
-        if not self.core.statistics().is_draining:
-            request = make_request("fresh", [1, 2], max_tokens=4)
-            fresh = self.promises.begin(request)
-            self.core.add(request)
+        """``finish``."""
+        if self._is_started and not self.has_failed:
             self.finish()
-            assert fresh.log.finish_reason is FinishReason.LENGTH, fresh
+
+    # Promises at the end
 
     def every_accepted_request_ends_in_exactly_one_terminal_event(self) -> None:
         """Once all is done; that there is no second one is checked all along."""
         self.promises.check_every_life_is_over()
-        statistics = self.core.statistics()
-        assert not self.core.has_requests, statistics
-        assert statistics.num_free_blocks == statistics.num_blocks, statistics
+        self.check_nothing_is_held()
 
     # Inside
 
@@ -322,6 +245,8 @@ class EngineCoreMachine(RuleBasedStateMachine):
             if outbox.is_full:
                 excuse_failures(self.promises.open_lives(outbox.client_index))
 
-    def _receive_all(self) -> None:
+    def _settle_all(self) -> None:
+        self._excusing(self.driver.settle_all)
         for client in range(NUM_CLIENTS):
             self.receive(client)
+        self.every_accepted_request_ends_in_exactly_one_terminal_event()

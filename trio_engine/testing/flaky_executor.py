@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from trio_engine.errors import RequestStepError
+from trio_engine.errors import RequestStepError, StepError
 from trio_engine.executor.kv_checking import KVCheckingExecutor
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class FlakyExecutor(KVCheckingExecutor):
         num_faults: failures so far.
         next_faults: by moment, which row is at fault in the plan that comes there next; counted
             on from the first again where the plan has fewer.
+        is_broken: whether every step fails, and by no row's fault.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class FlakyExecutor(KVCheckingExecutor):
     ) -> None:
         super().__init__(config, launches_ahead=launches_ahead, vocab_size=vocab_size)
         self.num_faults = 0
+        self.is_broken = False
         self.next_faults: dict[FaultMoment, int] = {}
         self._slots: deque[Sequence[int]] = deque()
 
@@ -51,7 +53,7 @@ class FlakyExecutor(KVCheckingExecutor):
 
         Raises:
             RequestStepError: as planted; nothing of the plan was applied.
-            StepError: what the plan says contradicts the rows or the store.
+            StepError: what the plan says contradicts the rows or the store, or it is broken.
         """
         self._fail("launch", plan.slots)
         super().launch(plan)
@@ -62,12 +64,15 @@ class FlakyExecutor(KVCheckingExecutor):
 
         Raises:
             RequestStepError: as planted; the rows have moved on all the same.
+            StepError: it is broken.
         """
         result = super().collect()
         self._fail("collect", self._slots.popleft())
         return result
 
     def _fail(self, moment: FaultMoment, slots: Sequence[int]) -> None:
+        if self.is_broken:
+            raise StepError("this executor is broken")
         row = self.next_faults.pop(moment, None)
         if row is not None:
             self.num_faults += 1

@@ -10,5 +10,6 @@ from __future__ import annotations
 
 from trio_engine.testing.block_pool_machine import BlockPoolMachine
 from trio_engine.testing.engine_core_machine import EngineCoreMachine
+from trio_engine.testing.engine_machine import EngineMachine
 
-__all__ = ["BlockPoolMachine", "EngineCoreMachine"]
+__all__ = ["BlockPoolMachine", "EngineCoreMachine", "EngineMachine"]

@@ -81,9 +81,12 @@ class Promises:
 
     # What is asked and heard
 
-    def begin(self, request: EngineCoreRequest) -> Life:
-        """A life begins; call it before the engine can have heard of the request."""
-        life = Life(request, self._run_alone(request))
+    def begin(self, request: EngineCoreRequest, *, solo: RequestLog | None = None) -> Life:
+        """A life begins; call it before the engine can have heard of the request.
+
+        ``solo`` is what is to come of it, where the oracle does not know.
+        """
+        life = Life(request, self._run_alone(request) if solo is None else solo)
         self.lives.append(life)
         return life
 
@@ -142,9 +145,11 @@ class Promises:
             elif reason is FinishReason.ERROR and reason is not life.solo.finish_reason:
                 assert life.may_fail, life.request
 
-    def check_every_life_is_over(self) -> None:
-        """At the end: one terminal event each, which is also told as finished."""
+    def check_every_life_is_over(self, client_index: int | None = None) -> None:
+        """At the end, for one client or all: one terminal event each, also told as finished."""
         for life in self.lives:
+            if client_index not in (None, life.request.client_index):
+                continue
             assert life.is_over, f"no end: {life.request}"
             assert life.is_told, f"not among finished_requests: {life.request}"
 

@@ -15,6 +15,7 @@ import trio
 
 from trio_engine.core.plan import NO_TOKEN, ExecutorProperties, StepResult
 from trio_engine.errors import RequestError, RequestStepError
+from trio_engine.executor.made_up_logprobs import MadeUpLogprobs
 from trio_engine.executor.null import modelless_properties, null_token
 
 if TYPE_CHECKING:
@@ -140,6 +141,7 @@ class ScriptedExecutor:
         self._errors: dict[ExecutorCall, deque[BaseException]] = {name: deque() for name in names}
         self._requests_to_fail: dict[ExecutorCall, set[str]] = {"launch": set(), "collect": set()}
         self._rows: dict[int, _Row] = {}
+        self._logprobs = MadeUpLogprobs(self._properties.vocab_size)
         self._launched: deque[tuple[StepPlan, StepResult]] = deque()
 
     @contextmanager
@@ -174,10 +176,13 @@ class ScriptedExecutor:
             del self._rows[slot]
         for row in plan.new_rows:
             self._rows[row.slot] = _make_row(row)
+            self._logprobs.set_up(row)
         self._fail_rows("launch", plan)
         pairs = zip(plan.slots, plan.num_scheduled_tokens, strict=True)
         token_ids = [self._step(self._rows[slot], num_tokens) for slot, num_tokens in pairs]
-        self._launched.append((plan, StepResult(plan_id=plan.plan_id, token_ids=token_ids)))
+        result = StepResult(plan_id=plan.plan_id, token_ids=token_ids)
+        self._logprobs.put_into(result, plan.slots)
+        self._launched.append((plan, result))
 
     def collect(self) -> StepResult:
         """The oldest plan's tokens."""

@@ -1,0 +1,104 @@
+"""What the machines of a core and of a whole engine have in common: books, oracle, invariants.
+
+Public kit, pure but for the executor; needs hypothesis.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant
+
+from trio_engine.testing.flaky_executor import FlakyExecutor
+from trio_engine.testing.promises import Promises
+from trio_engine.testing.requests import run_alone
+from trio_engine.testing.strategies import VOCAB_SIZE
+
+if TYPE_CHECKING:
+    from trio_engine.config import EngineConfig
+    from trio_engine.core.engine_core import EngineCore
+    from trio_engine.requests import EngineCoreRequest
+    from trio_engine.testing.core_driver import RequestLog
+
+NUM_CLIENTS = 2
+CLIENTS = st.integers(0, NUM_CLIENTS - 1)
+ROWS = st.integers(0, 2)
+
+
+class PromiseMachine(RuleBasedStateMachine):
+    """A machine whose requests are noted in ``promises``.
+
+    Attributes:
+        executor: finds wrong blocks, rows and tokens, and fails when told; set by ``start``.
+        promises: what was asked, what came, and whether they agree.
+    """
+
+    executor: FlakyExecutor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.promises = Promises(self.run_alone)
+        self._handled = sys.exception()
+
+    @property
+    def core(self) -> EngineCore:
+        """The core under test; there after ``start``."""
+        raise NotImplementedError
+
+    @property
+    def has_failed(self) -> bool:
+        """In ``teardown``: a step has failed, and what it left says less than its own error."""
+        return sys.exception() is not self._handled
+
+    # To override
+
+    def make_executor(self, config: EngineConfig, *, launches_ahead: bool) -> FlakyExecutor:
+        """The executor that runs the plans."""
+        return FlakyExecutor(config, launches_ahead=launches_ahead, vocab_size=VOCAB_SIZE)
+
+    def run_alone(self, request: EngineCoreRequest) -> RequestLog:
+        """The oracle of a request's tokens and end."""
+        max_model_len = self.core.max_model_len
+        return run_alone(request, max_model_len=max_model_len, vocab_size=VOCAB_SIZE)
+
+    # Promises
+
+    @invariant()
+    def blocks_free_plus_held_equal_total(self) -> None:
+        """Tables, queues, slots and blocks agree."""
+        self.core.check_integrity()
+
+    @invariant()
+    def no_output_after_a_terminal_event(self) -> None:
+        """Nor any that nobody asked for, nor the end of another client's request."""
+        self.promises.check_no_output_after_a_terminal_event()
+
+    @invariant()
+    def tokens_equal_a_solo_run(self) -> None:
+        """Whatever happens beside a request."""
+        self.promises.check_tokens_equal_a_solo_run()
+
+    @invariant()
+    def limits_are_kept(self) -> None:
+        """No token more than was asked for."""
+        self.promises.check_limits_are_kept()
+
+    @invariant()
+    def every_end_has_a_cause(self) -> None:
+        """ABORT and ERROR come only where there was a reason."""
+        self.promises.check_every_end_has_a_cause()
+
+    @invariant()
+    def a_failed_step_ends_only_the_request_at_fault(self) -> None:
+        """One row is at fault in each failure that was planted."""
+        reasons = [str(life.stop_reason) for life in self.promises.lives]
+        num_ended = sum(reason.startswith("planted") for reason in reasons)
+        assert num_ended <= self.executor.num_faults
+
+    def check_nothing_is_held(self) -> None:
+        """Once all is done."""
+        statistics = self.core.statistics()
+        assert not self.core.has_requests, statistics
+        assert statistics.num_free_blocks == statistics.num_blocks, statistics
