@@ -327,7 +327,8 @@ async def test_two_readers_of_one_stream_are_refused() -> None:
         ([0] * 1024, None, "max_model_len"),
         ("text", None, "no tokenizer"),
         ([1], SamplingParams(stop="x"), "stop"),
-        ([1], SamplingParams(n=2), "n must be 1"),
+        ([1], SamplingParams(n=2), "got n=2: use complete_all"),
+        ([1], SamplingParams(n=10**9), "got n=1000000000: use complete_all"),
         ([1], SamplingParams(extra_args={"x": object()}), "object"),
     ],
 )

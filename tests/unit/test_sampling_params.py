@@ -129,6 +129,13 @@ def test_a_value_out_of_range_is_refused_by_field_and_value(
         assert str(caught.value) == f"{name} must be {allowed}, got {value!r}"
 
 
+@pytest.mark.parametrize("bad", [NAN, INF])
+def test_a_bias_that_makes_no_logit_is_refused_by_token(bad: float) -> None:
+    with pytest.raises(RequestError, match=rf"logit_bias of 7 must be below infinity, got {bad}"):
+        SamplingParams(logit_bias={3: 1.0, 7: bad})
+    assert SamplingParams(logit_bias={3: -INF}).logit_bias == {3: -INF}
+
+
 @pytest.mark.parametrize(
     ("name", "good"),
     [
@@ -230,3 +237,9 @@ def test_normalizing_twice_is_normalizing_once(**options: Any) -> None:
     """What one side has normalized, the other side leaves as it is."""
     params = SamplingParams(**options)
     assert round_trip(params) == params
+
+
+def test_several_answers_of_a_greedy_request_are_refused() -> None:
+    """They would be the same."""
+    with pytest.raises(RequestError, match="n must be 1 at temperature 0, got 2"):
+        SamplingParams(n=2, temperature=0.0)

@@ -12,11 +12,16 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from trio_engine.client.base import EngineClient
-from trio_engine.client.request import ClientRequest
+from trio_engine.client.parent_request import ParentRequest
 from trio_engine.client.request_table import RequestTable
 from trio_engine.client.statistics import ClientStatistics, merge_scheduler_stats
 from trio_engine.client.utility_calls import UtilityCalls
-from trio_engine.errors import EngineClosedError, EngineDeadError, OverloadedError
+from trio_engine.errors import (
+    EngineClosedError,
+    EngineDeadError,
+    OverloadedError,
+    RequestError,
+)
 from trio_engine.wire.messages import UtilityCall
 
 if TYPE_CHECKING:
@@ -128,23 +133,35 @@ class AsyncEngineClient(EngineClient):
                 self._sender.withdraw(index, call.call_id)
         return results[0]
 
-    async def _open_request(self, spec: RequestSpec) -> ClientRequest:
+    async def _open_request(self, spec: RequestSpec) -> ParentRequest:
         self._check_open()
         prepared = await self._prepare(spec)
-        # No await from here on: a request is registered and posted, or neither.
+        # No await from here on: all of a request is registered and posted, or nothing.
         self._check_open()
-        if self._max_in_flight is not None and len(self._requests) >= self._max_in_flight:
-            raise OverloadedError(f"{self._max_in_flight} requests are in flight (max_in_flight)")
-        text = self._text.follow(prepared)
-        request = ClientRequest(spec, prepared, text, self._pick_engine())
-        message = request.to_message(CLIENT_INDEX)
-        self._sender.post(request.engine_index, request.internal_id, message)
-        self._requests.add(request)
+        self._check_room(spec.params.n)
+        request = ParentRequest(spec, prepared, self._text, self._pick_engine)
+        try:
+            for child in request.children:
+                message = child.to_message(CLIENT_INDEX)
+                self._sender.post(child.engine_index, child.internal_id, message)
+                self._requests.add(child)
+        except RequestError:
+            self._close_request(request)
+            raise
         return request
 
-    def _close_request(self, request: ClientRequest) -> None:
-        if self._requests.discard(request):
-            self._sender.abort(request.engine_index, request.internal_id)
+    def _check_room(self, num_answers: int) -> None:
+        limit, num_open = self._max_in_flight, len(self._requests)
+        if limit is not None and num_open + num_answers > limit:
+            raise OverloadedError(
+                f"{num_open} requests are in flight, and max_in_flight is {limit}"
+                + (f": no room for {num_answers} answers" if num_answers > 1 else "")
+            )
+
+    def _close_request(self, request: ParentRequest) -> None:
+        for child in request.children:
+            if self._requests.discard(child):
+                self._sender.abort(child.engine_index, child.internal_id)
 
     async def _prepare(self, spec: RequestSpec) -> PreparedPrompt:
         """Tokenizes. A checkpoint in any case; cancelling it leaves nothing behind."""

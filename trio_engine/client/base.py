@@ -12,13 +12,14 @@ import msgspec
 
 from trio_engine.client.request import RequestOptions, RequestSpec
 from trio_engine.client.stream import RequestStream
+from trio_engine.errors import RequestError
 from trio_engine.sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from trio_engine.client.outputs import RequestOutput
-    from trio_engine.client.request import ClientRequest
+    from trio_engine.client.parent_request import ParentRequest
     from trio_engine.client.statistics import ClientStatistics
     from trio_engine.errors import EngineDeadError
     from trio_engine.text.processor import Prompt
@@ -47,7 +48,7 @@ class EngineClient(abc.ABC):
             options: see ``RequestOptions``.
 
         Raises:
-            RequestError: ``params`` ask for more than one answer. Other faults show on entering.
+            RequestError: ``params`` ask for too many answers. Other faults show on entering.
         """
         return RequestStream(self, RequestSpec.of(prompt, params, options))
 
@@ -60,17 +61,35 @@ class EngineClient(abc.ABC):
         """The whole answer to one request, whatever ``params.output_kind`` says.
 
         Raises:
+            RequestError: ``params.n`` is not 1; ``complete_all`` returns several answers.
             EngineError: as ``RequestStream`` does.
 
         Cancellation: aborts the request.
+        """
+        if params is not None and params.n != 1:
+            raise RequestError(f"complete returns 1 answer, got n={params.n}: use complete_all")
+        (answer,) = await self.complete_all(prompt, params, **options)
+        return answer
+
+    async def complete_all(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> list[RequestOutput]:
+        """All ``params.n`` answers, each whole, in the order of their ``index``.
+
+        Raises:
+            EngineError: as ``RequestStream`` does; one answer that fails ends the others.
+
+        Cancellation: aborts what has not ended.
         """
         params = msgspec.structs.replace(
             params or SamplingParams(), output_kind=RequestOutputKind.FINAL_ONLY
         )
         async with self.generate(prompt, params, **options) as stream:
-            async for output in stream:
-                return output
-        raise AssertionError("a stream ends with an item or an error")
+            answers = [output async for output in stream]
+        return sorted(answers, key=lambda answer: answer.index)
 
     @abc.abstractmethod
     def abort(self, request_id: str) -> bool:
@@ -122,7 +141,7 @@ class EngineClient(abc.ABC):
         """What each engine announced, by its index; None if it announced nothing."""
 
     @abc.abstractmethod
-    async def _open_request(self, spec: RequestSpec) -> ClientRequest: ...
+    async def _open_request(self, spec: RequestSpec) -> ParentRequest: ...
 
     @abc.abstractmethod
-    def _close_request(self, request: ClientRequest) -> None: ...
+    def _close_request(self, request: ParentRequest) -> None: ...

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from trio_engine.client.connections import EngineConnections
 from trio_engine.errors import ConfigError, EngineStartError, ProtocolError
 from trio_engine.transport.context import open_context
 from trio_engine.transport.ipc import IpcDirectory
@@ -46,6 +47,7 @@ class FrontEnd:
         input: to engines, a ROUTER: frames begin with an engine's identity, and one that is not
             connected is an error.
         output: from all engines, a PULL.
+        connections: by which the engine came; of the last one, if there are several.
     """
 
     def __init__(
@@ -55,10 +57,12 @@ class FrontEnd:
         input_socket: ZmqSocket,
         output: ZmqSocket,
         addresses: EngineZmqAddresses,
+        connections: EngineConnections,
     ) -> None:
         self.handshake_address = handshake_address
         self.input = input_socket
         self.output = output
+        self.connections = connections
         self._handshake = handshake
         self._addresses = addresses
         self._start_up: FrontEndHandshake | None = None
@@ -90,7 +94,9 @@ class FrontEnd:
         try:
             await self._hear_statuses(machine, len(expected))
             while not machine.is_complete:
-                _note(machine.receive_ready_response(await self.input.receive()))
+                connection, frames = await self.input.receive_from()
+                if _counts(machine.receive_ready_response(frames)):
+                    self.connections.note_announcement(connection)
         except ProtocolError as error:
             raise EngineStartError(f"an engine broke the start-up protocol: {error}") from error
         await self._handshake.aclose()
@@ -99,9 +105,11 @@ class FrontEnd:
     async def _hear_statuses(self, machine: FrontEndHandshake, num_engines: int) -> None:
         num_heard = 0
         while num_heard < MESSAGES_PER_ENGINE * num_engines:
-            step = machine.receive(await self._handshake.receive())
-            _note(step)
-            num_heard += step.ignored is None
+            connection, frames = await self._handshake.receive_from()
+            step = machine.receive(frames)
+            if _counts(step):
+                num_heard += 1
+                self.connections.note_status(connection)
             if step.reply is not None:
                 await self._reply(step.reply)
 
@@ -109,14 +117,15 @@ class FrontEnd:
         try:
             await self._handshake.send(frames)
         except trio.BrokenResourceError:
-            # Gone between its HELLO and our answer. Whoever watches its process, or the
-            # deadline, says so.
+            # Gone between its HELLO and our answer. Whoever watches its process or its
+            # connection, or the deadline, says so.
             logger.warning("engine_left_during_start_up")
 
 
-def _note(step: HandshakeStep) -> None:
+def _counts(step: HandshakeStep) -> bool:
     if step.ignored is not None:
         logger.warning("start_up_message_ignored reason=%s", step.ignored)
+    return step.ignored is None
 
 
 @asynccontextmanager
@@ -136,11 +145,14 @@ async def open_front_end(handshake_address: str | None = None) -> AsyncIterator[
         private_handshake, input_address, output_address = addresses
         async with open_context() as context:
             handshake = context.socket(SocketKind.ROUTER, router_mandatory=True)
-            bound = handshake.bind(handshake_address or private_handshake)
             input_socket = context.socket(
                 SocketKind.ROUTER, router_mandatory=True, linger_s=ABORT_LINGER_S
             )
             output = context.socket(SocketKind.PULL)
+            connections = EngineConnections(
+                handshake.monitor(), input_socket.monitor(), output.monitor()
+            )
+            bound = handshake.bind(handshake_address or private_handshake)
             yield FrontEnd(
                 handshake,
                 bound,
@@ -150,6 +162,7 @@ async def open_front_end(handshake_address: str | None = None) -> AsyncIterator[
                     inputs=[input_socket.bind(input_address)],
                     outputs=[output.bind(output_address)],
                 ),
+                connections,
             )
 
 

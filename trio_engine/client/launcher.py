@@ -11,23 +11,24 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-import trio
-
 from trio_engine.client.front_end import open_front_end
 from trio_engine.client.process import open_engine_process
 from trio_engine.client.service_tasks import open_service_tasks
 from trio_engine.client.supervision import (
+    explain_lost_connection,
     explain_process_death,
+    wait_connected_ready,
     wait_process_ready,
+    watch_connections,
     watch_process,
 )
 from trio_engine.client.tokenizer_load import TokenizerLoad
 from trio_engine.client.wire_client import open_wire_client
 from trio_engine.config import EngineConfig
 from trio_engine.engine_arguments import config_to_arguments
-from trio_engine.errors import EngineDeadError, EngineStartError
+from trio_engine.errors import EngineStartError
 from trio_engine.text.processor import TextProcessor
-from trio_engine.wire.handshake import ExpectedEngine
+from trio_engine.transport.addresses import check_target
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -86,6 +87,7 @@ async def open_engine(
     if terminate_timeout_s is None:
         terminate_timeout_s = _orderly_end_s(config)
     async with open_front_end() as front_end, open_service_tasks() as tasks:
+        tasks.start_soon(front_end.connections.run)
         load = _tokenizer_load(config, tokenizer)
         tasks.start_soon(load.run)
         async with open_engine_process(
@@ -120,8 +122,8 @@ async def connect_engine(
     Binds the address and waits for the engine to say HELLO; it may have been started before or
     after. Ours (``trio-engine engine --handshake-address ...``) and vLLM's
     (``vllm serve MODEL --headless ...``) both do. Leaving aborts what is open there and lets the
-    engine run; it does not take a new front end. That an engine has gone without a word shows
-    at the next message to it.
+    engine run; it does not take a new front end. An engine that ends, in whatever way, or whose
+    connection is lost, is dead to this client within 2 s.
 
     Args:
         handshake_address: ``tcp://host:port`` of this machine as engines see it, or ``ipc://``.
@@ -130,25 +132,24 @@ async def connect_engine(
         start_timeout_s: until the engine is ready.
 
     Raises:
-        EngineStartError: no engine was ready in time, or it broke the protocol.
-        ConfigError: the address is malformed, taken, or names no host.
+        EngineStartError: no engine was ready in time, or it left before, or broke the protocol.
+        ConfigError: the address is malformed, taken, or names no host or no port.
 
     Cancellation: closes the sockets; the engine is not told.
     """
+    check_target(handshake_address)  # an engine elsewhere has to be told it
     async with open_front_end(handshake_address) as front_end, open_service_tasks() as tasks:
-        expected = [ExpectedEngine(0, local=False)]
-        with trio.move_on_after(start_timeout_s) as scope:
-            engines = await front_end.wait_engines_ready(expected)
-        if scope.cancelled_caught:
-            raise EngineStartError(front_end.describe_timeout(start_timeout_s))
+        tasks.start_soon(front_end.connections.run)
+        engines = await wait_connected_ready(front_end, tasks, start_timeout_s)
         async with open_wire_client(
             front_end,
             engines,
             _text_processor(engines, tokenizer),
             max_in_flight=max_in_flight,
-            explain_death=_explain_without_process,
+            explain_death=explain_lost_connection,
             tasks=tasks,
         ) as client:
+            tasks.start_soon(watch_connections, front_end, client)
             yield client
 
 
@@ -183,7 +184,3 @@ def _text_processor(
     if not known:
         raise EngineStartError("no engine announced its max_model_len")
     return TextProcessor(tokenizer, max_model_len=min(known))
-
-
-async def _explain_without_process(noticed: str) -> EngineDeadError:
-    return EngineDeadError(f"the engine died: {noticed}")

@@ -1,7 +1,6 @@
-"""What has arrived for one stream and has not been read yet.
+"""What has arrived of one answer and has not been read yet.
 
-The receiver puts, the stream's reader takes; neither waits for the other. State is on Trio's
-thread and complete between any two checkpoints.
+Pure. The receiver puts, the stream's reader takes; neither waits for the other.
 """
 
 from __future__ import annotations
@@ -9,13 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import trio
 
 from trio_engine.client.outputs import RequestOutput
 from trio_engine.outputs import LogprobsLists
 from trio_engine.sampling_params import RequestOutputKind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from trio_engine.outputs import EngineCoreOutput, FinishReason, LogprobsTensors
 
 
@@ -32,6 +32,10 @@ class Mailbox:
         output_kind: when there is something to take, and how much of it.
         num_logprobs: entries beside the sampled token to keep of each logprobs row; None keeps
             the engine's width, which is the widest of the batch.
+        index: which of the request's answers this is.
+
+    Attributes:
+        on_ready: called whenever there may be something to take; its reader's.
     """
 
     def __init__(
@@ -40,7 +44,11 @@ class Mailbox:
         num_prompt_tokens: int,
         output_kind: RequestOutputKind,
         num_logprobs: int | None = None,
+        *,
+        index: int = 0,
     ) -> None:
+        self.on_ready: Callable[[], object] = _nobody
+        self._index = index
         self._request_id = request_id
         self._num_prompt_tokens = num_prompt_tokens
         self._output_kind = output_kind
@@ -60,13 +68,15 @@ class Mailbox:
         self._failure: Exception | None = None
         self._end_was_taken = False
 
-        self._is_read = False  # a task is in ``receive``
-        self._wakeup: trio.Event | None = None
-
     @property
     def is_ended(self) -> bool:
         """Whether nothing more will come (there may be something left to take)."""
         return self._finish_reason is not None or self._failure is not None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is something to take."""
+        return (self.is_ended or self._has_partial) and not self.is_exhausted
 
     @property
     def is_exhausted(self) -> bool:
@@ -97,7 +107,7 @@ class Mailbox:
         # Not for an entry that only brings an end, or its reader would get an empty item first.
         if num_tokens or text or entry.new_prompt_logprobs_tensors is not None:
             self._has_news = True
-            self._wake_if_ready()
+            self._tell_if_ready()
 
     def finish(self, finish_reason: FinishReason, stop_reason: int | str | None = None) -> None:
         """Ends the request; the reader's next item is its last."""
@@ -105,52 +115,21 @@ class Mailbox:
             return
         self._finish_reason = finish_reason
         self._stop_reason = stop_reason
-        self._wake_if_ready()
+        self._tell_if_ready()
 
     def fail(self, error: Exception) -> None:
         """Ends the request by an error, raised once what came before it has been taken."""
         if self.is_ended:
             return
         self._failure = error
-        self._wake_if_ready()
+        self._tell_if_ready()
 
-    async def receive(self) -> RequestOutput:
-        """Waits for the next item.
+    def take(self) -> RequestOutput:
+        """The next item; there must be one (``is_ready``).
 
         Raises:
-            trio.BusyResourceError: another task is in here.
             Exception: what ``fail`` was given.
-
-        Cancellation: nothing is taken.
         """
-        if self._is_read:
-            raise trio.BusyResourceError("another task is reading this stream")
-        self._is_read = True
-        try:
-            if self._is_ready:
-                await trio.lowlevel.checkpoint()
-            else:
-                self._wakeup = trio.Event()
-                await self._wakeup.wait()
-        finally:
-            self._is_read = False
-            self._wakeup = None
-        return self._take()
-
-    @property
-    def _has_partial(self) -> bool:
-        return self._has_news and self._output_kind is not RequestOutputKind.FINAL_ONLY
-
-    @property
-    def _is_ready(self) -> bool:
-        return self.is_ended or self._has_partial
-
-    def _wake_if_ready(self) -> None:
-        if self._wakeup is not None and self._is_ready:
-            self._wakeup.set()
-            self._wakeup = None
-
-    def _take(self) -> RequestOutput:
         if self._failure is not None and not self._has_partial:
             self._end_was_taken = True
             raise self._failure
@@ -159,6 +138,7 @@ class Mailbox:
         self._logprobs = _join(self._logprobs)
         output = RequestOutput(
             request_id=self._request_id,
+            index=self._index,
             text=self._texts[0],
             token_ids=self._token_ids.copy(),
             logprobs=self._logprobs[0] if self._logprobs else None,
@@ -175,11 +155,23 @@ class Mailbox:
             self._forget_taken()
         return output
 
+    @property
+    def _has_partial(self) -> bool:
+        return self._has_news and self._output_kind is not RequestOutputKind.FINAL_ONLY
+
+    def _tell_if_ready(self) -> None:
+        if self.is_ready:
+            self.on_ready()
+
     def _forget_taken(self) -> None:
         self._texts.clear()
         self._token_ids.clear()
         self._logprobs.clear()
         self._prompt_logprobs = None
+
+
+def _nobody() -> None:
+    """No reader yet."""
 
 
 def _cut(rows: LogprobsLists, num_rows: int | None, width: int | None) -> LogprobsLists:

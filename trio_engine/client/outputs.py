@@ -19,6 +19,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         request_id: the caller's, or the one made up for it.
+        index: which of ``SamplingParams.n`` answers this is about, from 0; each has an end.
         text: empty without a tokenizer or with ``detokenize`` off. Holds back what may still turn
             out to be a stop string.
         token_ids: output tokens. The token that stopped the request is the last of them.
@@ -34,6 +35,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     request_id: str
+    index: int = 0
     text: str = ""
     token_ids: list[int] = msgspec.field(default_factory=list)
     logprobs: LogprobsLists | None = None
@@ -46,5 +48,5 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def finished(self) -> bool:
-        """Whether this is the request's last item."""
+        """Whether this is the answer's last item."""
         return self.finish_reason is not None

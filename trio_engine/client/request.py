@@ -5,7 +5,6 @@ Pure but for the mailbox's wake-up. Sending and aborting belong to the client.
 
 from __future__ import annotations
 
-import secrets
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from trio_engine.client.mailbox import Mailbox
 from trio_engine.errors import RequestError, RequestFailedError
 from trio_engine.outputs import EngineCoreOutput, FinishReason
 from trio_engine.requests import EngineCoreRequest, LoRARequest
-from trio_engine.sampling_params import SamplingParams
+from trio_engine.sampling_params import ALL_LOGPROBS, SamplingParams
 from trio_engine.text.processor import Prompt
 
 if TYPE_CHECKING:
@@ -46,6 +45,11 @@ class RequestOptions(TypedDict, total=False):
     template_variables: Mapping[str, Any] | None
 
 
+MAX_ANSWERS = 16_384
+"""Of one call: each costs a request of its own, and a slip of the hand must not cost a million.
+vLLM's limit is the same (``VLLM_MAX_N_SEQUENCES``)."""
+
+
 class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What a caller asked for, before tokenizing."""
 
@@ -59,14 +63,14 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Gives it a name if it has none; refuses what no engine could be asked.
 
         Raises:
-            RequestError: ``n`` above 1, or an option of the wrong type. On the wire that would be
-                an ADD that does not decode, which ends a vLLM engine's hearing.
+            RequestError: too many answers, or an option of the wrong type. On the wire that would
+                be an ADD that does not decode, which ends a vLLM engine's hearing.
             TypeError: no such option.
         """
         params = params or SamplingParams()
         _check_options(options)
-        if params.n != 1:
-            raise RequestError(f"n must be 1 (open a stream for each answer), got {params.n}")
+        if params.n > MAX_ANSWERS:
+            raise RequestError(f"n must be at most {MAX_ANSWERS}, got {params.n}")
         request_id = options.get("request_id") or f"request-{uuid.uuid4().hex}"
         return cls(request_id=request_id, prompt=prompt, params=params, options=options)
 
@@ -86,18 +90,19 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClientRequest:
-    """A request that was sent and has not been forgotten.
+    """A request to the engine, for one answer, that was sent and has not been forgotten.
 
     Args:
         spec: what the caller asked for.
         prepared: what is sent of it.
         text: follows its output.
         engine_index: the engine that it goes to.
+        internal_id: what the engine knows it by.
+        index: which of the caller's answers it makes.
 
     Attributes:
-        internal_id: what the engine knows it by. It ends in eight random hex digits, so that a
-            late ABORT can never hit the next request of the same name.
-        engine_index: as given.
+        request_id: the caller's name for it.
+        internal_id, engine_index: as given.
         mailbox: what has arrived for its reader.
     """
 
@@ -107,9 +112,12 @@ class ClientRequest:
         prepared: PreparedPrompt,
         text: RequestText,
         engine_index: int,
+        *,
+        internal_id: str,
+        index: int = 0,
     ) -> None:
         self.request_id = spec.request_id
-        self.internal_id = f"{spec.request_id}-{secrets.token_hex(4)}"
+        self.internal_id = internal_id
         self.engine_index = engine_index
         params = prepared.params
         self.mailbox = Mailbox(
@@ -117,6 +125,7 @@ class ClientRequest:
             len(prepared.prompt_token_ids),
             params.output_kind,
             _num_logprobs(params),
+            index=index,
         )
         self._spec = spec
         self._prepared = prepared
@@ -196,8 +205,4 @@ def _check_options(options: RequestOptions) -> None:
 
 def _num_logprobs(params: SamplingParams) -> int | None:
     """Entries of a logprobs row beside the sampled token; None leaves them as they come."""
-    if params.logprob_token_ids is not None:
-        return len(params.logprob_token_ids)
-    if params.logprobs is None or params.logprobs < 0:
-        return None
-    return params.logprobs
+    return None if params.num_logprobs == ALL_LOGPROBS else params.num_logprobs

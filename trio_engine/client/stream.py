@@ -18,18 +18,19 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from trio_engine.client.outputs import RequestOutput
-    from trio_engine.client.request import ClientRequest, RequestSpec
+    from trio_engine.client.parent_request import ParentRequest
+    from trio_engine.client.request import RequestSpec
 
 
 class StreamHost(Protocol):
     """What a stream needs of its client."""
 
-    async def _open_request(self, spec: RequestSpec) -> ClientRequest:
+    async def _open_request(self, spec: RequestSpec) -> ParentRequest:
         """Checks and sends a request. Nothing is left of it if this raises."""
         ...
 
-    def _close_request(self, request: ClientRequest) -> None:
-        """Aborts a request unless it has ended. Never waits."""
+    def _close_request(self, request: ParentRequest) -> None:
+        """Aborts what has not ended of a request. Never waits."""
         ...
 
 
@@ -37,7 +38,9 @@ class RequestStream:
     """The outputs of one request. Made by ``EngineClient.generate``.
 
     Entering the block sends the request; leaving it, in whatever way, aborts it unless it has
-    ended. The iterator ends after the item with a finish reason.
+    ended. The iterator ends after the item with a finish reason, of each answer where
+    ``SamplingParams.n`` asks for several; their items come as they are ready, told apart by
+    ``index``.
 
     Example::
 
@@ -59,7 +62,7 @@ class RequestStream:
     def __init__(self, host: StreamHost, spec: RequestSpec) -> None:
         self._host = host
         self._spec = spec
-        self._request: ClientRequest | None = None
+        self._request: ParentRequest | None = None
         self._was_entered = False
         self._was_left = False
         # For ``__del__``, which may run on any thread.
@@ -107,16 +110,16 @@ class RequestStream:
             raise AssertionError("unreachable")  # pragma: no cover
         if self._was_left:
             raise EngineClosedError(f"the stream of request {self.request_id!r} was left")
-        mailbox = self._request.mailbox
-        if mailbox.is_exhausted:
+        reader = self._request.reader
+        if reader.is_exhausted:
             await trio.lowlevel.checkpoint()
             raise StopAsyncIteration
-        return await mailbox.receive()
+        return await reader.receive()
 
     def __del__(self) -> None:
         # Only for blocks that were entered by hand and then forgotten, or whose entry a
         # KeyboardInterrupt cut off from its exit.
-        if self._request is None or self._was_left or self._request.mailbox.is_ended:
+        if self._request is None or self._was_left or self._request.reader.is_ended:
             return
         warnings.warn(
             f"request {self.request_id!r} was dropped without leaving its stream's block",

@@ -1,6 +1,7 @@
-"""What becomes of a client when its engine's process ends: while it starts, and later.
+"""What becomes of a client when its engine ends: while it starts, and later.
 
-Between ``process``, which knows no engine, and the client, which knows no process.
+Between ``process``, which knows no engine, and the client, which knows no process. Of an engine
+that was started elsewhere there are only ``connections`` to watch.
 """
 
 from __future__ import annotations
@@ -68,6 +69,25 @@ async def wait_process_ready(
     raise error
 
 
+async def wait_connected_ready(
+    front_end: FrontEnd, tasks: ServiceTasks, start_timeout_s: float
+) -> dict[int, ReadyResponse | None]:
+    """Waits for an engine that somebody else starts, and brings it up.
+
+    Returns:
+        What it announced, by its index.
+
+    Raises:
+        EngineStartError: it left before it was ready, broke the protocol, or took too long.
+    """
+    with trio.move_on_after(start_timeout_s) as scope:
+        tasks.start_soon(_cancel_if_it_leaves, front_end, scope)
+        return await front_end.wait_engines_ready([ExpectedEngine(0, local=False)])
+    if trio.current_time() < scope.deadline:
+        raise EngineStartError("the engine said HELLO and left before it was ready: see its log")
+    raise EngineStartError(front_end.describe_timeout(start_timeout_s))
+
+
 async def watch_process(process: EngineProcess, client: AsyncEngineClient) -> None:
     """Tells the client when the process has ended. A task of whoever made both."""
     await process.wait()
@@ -80,6 +100,22 @@ async def explain_process_death(process: EngineProcess, noticed: str) -> EngineD
     with trio.move_on_after(EXIT_STATUS_WAIT_S):
         await process.wait()
     return _death_of(process, noticed)
+
+
+async def watch_connections(front_end: FrontEnd, client: AsyncEngineClient) -> None:
+    """Tells the client when the engine has left. A task of whoever made both."""
+    await front_end.connections.wait_left()
+    await client.notice_death("it has closed its connection without a word, killed or stopped")
+
+
+async def explain_lost_connection(noticed: str) -> EngineDeadError:
+    """What a client raises of an engine of which nobody can say how it ended."""
+    return EngineDeadError(f"the engine is gone: {noticed}")
+
+
+async def _cancel_if_it_leaves(front_end: FrontEnd, scope: trio.CancelScope) -> None:
+    if await front_end.connections.wait_left_start_up():
+        scope.cancel("the engine left before it was ready")
 
 
 async def _cancel_at_exit(process: EngineProcess, scope: trio.CancelScope) -> None:
