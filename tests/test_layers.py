@@ -40,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "client": {"wire", "transport", "text", "checkpoint", "engine_arguments", "observability"},
     "client.inproc_client": {"wire", "text", "checkpoint", "core", "engine", "executor.base"},
     "observability": set(),
-    "testing": {"wire", "transport", "core", "executor", "client"},
+    "testing": {"wire", "transport", "core", "engine", "executor", "client"},
     "cli": {
         "client",
         "text",

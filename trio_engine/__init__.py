@@ -7,9 +7,13 @@ before the engine process can install its signal handlers, so it must import not
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+
+# Not imported: typing alone takes longer than all else here. Type checkers go by the name.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from trio_engine.client.base import EngineClient as EngineClient
     from trio_engine.client.launcher import (
         connect_engine as connect_engine,

@@ -4,8 +4,17 @@ Entry. Imports nothing of the package before a command is chosen: the engine's o
 stand first in its process.
 """
 
+from __future__ import annotations
+
 import importlib
+import os
+import signal
 import sys
+
+TYPE_CHECKING = False  # as in the package's own file
+
+if TYPE_CHECKING:
+    from typing import Any
 
 COMMANDS = {
     "generate": "stream a model's answer to one or several prompts",
@@ -25,12 +34,28 @@ def usage() -> str:
 
 def run_command(name: str, arguments: list[str]) -> int:
     """Imports a command and runs it; Ctrl-C during either ends it without a traceback."""
+    command = import_command(name)
     try:
-        command = importlib.import_module(f"trio_engine.cli.{name}")
         status: int = command.run(arguments)
     except KeyboardInterrupt:
         return INTERRUPTED_STATUS
     return status
+
+
+def import_command(name: str) -> Any:
+    """The command's module. Ctrl-C meanwhile ends the process at once.
+
+    There is nothing to clean up yet, and an import must not go on after an interruption in its
+    midst: a C library that is half initialized crashes when it is used.
+    """
+    is_python_s = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_python_s:  # else it is ignored, as for jobs in the background, and stays so
+        signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED_STATUS))
+    try:
+        return importlib.import_module(f"trio_engine.cli.{name}")
+    finally:
+        if is_python_s:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def main() -> int:

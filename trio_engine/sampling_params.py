@@ -17,6 +17,10 @@ MIN_TEMPERATURE = 0.01
 """A smaller temperature above 0 becomes this one: below it float32 softmax overflows."""
 
 MAX_TEMPERATURE = 2.0
+MAX_LOGPROB_TOKEN_IDS = 128
+ALL_LOGPROBS = -1
+"""As a number of log probabilities: one for each token of the vocabulary."""
+
 SEED_LIMITS = (-(2**63), 2**63 - 1)
 
 
@@ -29,7 +33,27 @@ class RequestOutputKind(enum.IntEnum):
 
 
 class StructuredOutputsParams(msgspec.Struct, kw_only=True):
-    """A grammar that the output must follow: exactly one of the first seven fields is set."""
+    """A grammar that the output must follow: exactly one of the first six fields is set.
+
+    Attributes:
+        json: a JSON schema, as text or as what JSON makes of it.
+        regex: which the whole output matches. ``\\d``, ``\\w`` and ``\\s`` are ASCII; there are no
+            lookarounds and no backward references.
+        choice: the output is one of these.
+        grammar: in llama.cpp's EBNF (``root ::= "yes" | "no"``) or in Lark's language.
+        json_object: True for any JSON object.
+        structural_tag: free text with JSON between tags, as JSON text: ``{"structures": [{"begin",
+            "schema", "end"}], "triggers": [...]}``.
+        disable_any_whitespace: of JSON, keep to its compact form.
+        disable_additional_properties: objects have the properties that their schema names and no
+            others, unless it says more about that.
+        whitespace_pattern: a regular expression for what may stand between the parts of JSON.
+        backend: and ``backend_was_auto``: vLLM's names of libraries. All mean the engine's own.
+
+    Raises:
+        RequestError: none of the six is set, or several, or one is empty; and as
+            ``SamplingParams`` does.
+    """
 
     json: str | dict[str, Any] | None = None
     regex: str | None = None
@@ -42,6 +66,33 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True):
     whitespace_pattern: str | None = None
     backend: str | None = msgspec.field(default=None, name="_backend")
     backend_was_auto: bool = msgspec.field(default=False, name="_backend_was_auto")
+
+    def __post_init__(self) -> None:
+        kinds = self._kinds()
+        if len(kinds) != 1:
+            given = " and ".join(kinds) or "none"
+            raise RequestError(f"structured_outputs must be one of {_KINDS}, got {given}")
+        for name in ("json", "regex", "choice", "grammar", "structural_tag"):
+            value = getattr(self, name)
+            # An empty schema is one: it allows everything.
+            _require(value not in ("", []), f"structured_outputs.{name}", value, "not empty")
+        if self.disable_any_whitespace and self.whitespace_pattern is not None:
+            raise RequestError(
+                "structured_outputs.whitespace_pattern must be None beside disable_any_whitespace,"
+                f" got {self.whitespace_pattern!r}"
+            )
+
+    @property
+    def kind(self) -> str:
+        """The name of the one field that is set."""
+        (kind,) = self._kinds()
+        return kind
+
+    def _kinds(self) -> list[str]:
+        return [name for name in _KINDS if getattr(self, name) not in (None, False)]
+
+
+_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
 class RepetitionDetectionParams(msgspec.Struct, kw_only=True):
@@ -76,8 +127,13 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         ignore_eos: the model's own end tokens do not end it.
         max_tokens: of the answer; None leaves it to max_model_len.
         min_tokens: before these nothing but a length limit ends the answer.
+        logit_bias: by token id, added to its logit.
+        allowed_token_ids: no other token is drawn; None for all.
+        bad_words: words that are not finished; the client makes token ids of them.
+        repetition_detection: when to end an answer that repeats itself.
         logprobs: tell so many of the likeliest tokens at each place of the answer; -1 all.
         prompt_logprobs: the same for the prompt.
+        logprob_token_ids: tell these tokens, in this order, in place of the likeliest.
         eos_token_id: and ``all_stop_token_ids`` (those masked before ``min_tokens``): the client
             fills them in from the tokenizer.
 
@@ -143,6 +199,13 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
+    @property
+    def num_logprobs(self) -> int | None:
+        """What to tell beside each sampled token, ``ALL_LOGPROBS`` for all; None if not asked."""
+        if self.logprobs is not None:
+            return self.logprobs
+        return len(self.logprob_token_ids) if self.logprob_token_ids else None
+
     def _check_sampling(self) -> None:
         # Each test is written so that NaN fails it.
         _require(0.0 <= self.temperature <= MAX_TEMPERATURE, "temperature", self.temperature, "0-2")
@@ -158,12 +221,15 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             _require(-2.0 <= value <= 2.0, name, value, "-2 to 2")
+        for token_id, bias in (self.logit_bias or {}).items():
+            _require(bias < math.inf, f"logit_bias of {token_id}", bias, "below infinity")
         if self.seed is not None:
             low, high = SEED_LIMITS
             _require(low <= self.seed <= high, "seed", self.seed, "a signed 64-bit integer")
 
     def _check_lengths(self) -> None:
         _require(self.n >= 1, "n", self.n, "1 or more")
+        _require(self.n == 1 or not self.is_greedy, "n", self.n, "1 at temperature 0")
         if self.max_tokens is not None:
             _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
         _require(self.min_tokens >= 0, "min_tokens", self.min_tokens, "0 or more")
@@ -190,6 +256,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             self.all_stop_token_ids = self.all_stop_token_ids.union(self.stop_token_ids)
         if self.skip_reading_prefix_cache is None:
             self.skip_reading_prefix_cache = self.prompt_logprobs is not None
+
+
+def logprobs_width(num_logprobs: int, vocab_size: int) -> int:
+    """Columns of a row of log probabilities: the token itself, then so many."""
+    return 1 + (vocab_size if num_logprobs == ALL_LOGPROBS else num_logprobs)
 
 
 def _require(holds: bool, field: str, value: object, allowed: str) -> None:

@@ -5,26 +5,33 @@ Block ids are dealt from a shuffled deck, so that nothing works by neighbouring 
 
 from __future__ import annotations
 
-import dataclasses
 import random
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from trio_engine.core.plan import NO_TOKEN, NewRow, StepPlan, StepResult
+from trio_engine.core.plan import NO_TOKEN, ExecutorProperties, NewRow, StepPlan, StepResult
+from trio_engine.errors import RequestError
 from trio_engine.model.batch import BatchBuilder, lay_out
 from trio_engine.model.decoder import Decoder
 from trio_engine.model.kv_cache import KVCache, KVCacheShape
 from trio_engine.model.loader import open_checkpoint
+from trio_engine.model.lora import LoRAAdapters
 from trio_engine.model.rows import Rows
+from trio_engine.model.runner import ModelRunner
 from trio_engine.model.weights import load_weights
+from trio_engine.requests import LoRARequest
 from trio_engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trio_engine.checkpoint import ModelFiles
+    from trio_engine.config import EngineConfig
+    from trio_engine.core.plan import DeviceCommand
+    from trio_engine.model.in_flight import StepInFlight
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=None)
@@ -61,11 +68,15 @@ class LogitsProbe:
         self._rows = Rows(decoder.config.vocab_size, max_num_seqs, 512, block_size, num_blocks)
         self._deck = BlockDeck(num_blocks)
         model = decoder.config
-        self._builder = BatchBuilder(self._rows, self._cache, model, CPU, decoder.dtype)
+        self.adapters = LoRAAdapters()
+        self._builder = BatchBuilder(
+            self._rows, self._cache, model, self.adapters, CPU, decoder.dtype
+        )
 
-    def add(self, slot: int, token_ids: Sequence[int]) -> None:
+    def add(self, slot: int, token_ids: Sequence[int], *, lora_id: int = 0) -> None:
         blocks = self._deck.deal(-(-len(token_ids) // self._block_size))
-        row = new_row(slot, token_ids, blocks, GREEDY)
+        lora_request = LoRARequest("", lora_id) if lora_id else None
+        row = new_row(slot, token_ids, blocks, GREEDY, lora_request=lora_request)
         self._rows.apply(StepPlan(plan_id=0, slots=[], num_scheduled_tokens=[], new_rows=[row]))
 
     @torch.inference_mode()
@@ -76,9 +87,7 @@ class LogitsProbe:
         self._rows.check_scheduled(slots, num_tokens)
         layout = lay_out(self._rows, slots, num_tokens)
         batch = self._builder.build(layout)
-        batch = dataclasses.replace(batch, sampling_tokens=torch.arange(int(num_tokens.sum())))
-        logits = self._decoder.forward(batch, self._cache)
-        assert logits is not None
+        logits = self._decoder.score(self._decoder.forward(batch, self._cache))
         self._rows.num_computed[slots] += num_tokens
         parts = logits.split_with_sizes(layout.counts.tolist())
         return dict(zip(layout.slots.tolist(), parts, strict=True))
@@ -88,6 +97,60 @@ class LogitsProbe:
         return torch.cat([self.compute({slot: chunk})[slot] for chunk in chunks])
 
 
+class Collecting:
+    """Gives a runner an executor's face."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
+        self._in_flight: deque[StepInFlight] = deque()
+
+    def launch(self, plan: StepPlan) -> None:
+        self._in_flight.append(self.runner.launch(plan))
+
+    def collect(self) -> StepResult:
+        return self._in_flight.popleft().settle()
+
+
+class RunnerExecutor(Collecting):
+    """An executor of a model that is loaded already, on CPU, in either order of calls.
+
+    Args:
+        decoder: the model.
+        config: limits; ``max_model_len`` and ``num_blocks`` must be set.
+        launches_ahead: as a CUDA device would have it.
+    """
+
+    def __init__(self, decoder: Decoder, config: EngineConfig, *, launches_ahead: bool) -> None:
+        assert config.max_model_len is not None
+        assert config.num_blocks is not None
+        shape = KVCacheShape.of(decoder.config, config.block_size, decoder.dtype)
+        cache = KVCache(shape, config.num_blocks, CPU, decoder.dtype)
+        self.launches_ahead = launches_ahead
+        self._properties = ExecutorProperties(
+            vocab_size=decoder.config.vocab_size,
+            max_model_len=config.max_model_len,
+            block_size=config.block_size,
+            num_blocks=config.num_blocks,
+        )
+        runner = ModelRunner(
+            decoder,
+            cache,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=config.max_model_len,
+            launches_ahead=launches_ahead,
+        )
+        super().__init__(runner)
+
+    def load(self) -> ExecutorProperties:
+        return self._properties
+
+    def command(self, command: DeviceCommand) -> Any:
+        raise RequestError(f"no command {command.method!r}")
+
+    def shutdown(self) -> None:
+        pass
+
+
 class PlanDriver:
     """Schedules by hand: rows get all blocks at once, plans are numbered.
 
@@ -95,9 +158,13 @@ class PlanDriver:
         executor: anything with ``launch`` and ``collect``.
         num_blocks: of its cache.
         block_size: tokens of a block.
+
+    Attributes:
+        results: all that were collected.
     """
 
     def __init__(self, executor: Any, num_blocks: int, block_size: int, seed: int = 0) -> None:
+        self.results: list[StepResult] = []
         self._executor = executor
         self._block_size = block_size
         self._deck = BlockDeck(num_blocks, seed)
@@ -146,6 +213,7 @@ class PlanDriver:
     def collect(self, counts: dict[int, int]) -> dict[int, int]:
         """The tokens that the oldest plan sampled, by slot."""
         result: StepResult = self._executor.collect()
+        self.results.append(result)
         pairs = zip(counts, result.token_ids, strict=True)
         return {slot: token_id for slot, token_id in pairs if token_id != NO_TOKEN}
 

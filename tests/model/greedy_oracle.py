@@ -108,6 +108,12 @@ class GreedyOracle:
         best, second = logits[first].topk(2).values.tolist()
         return Comparison(first, best - second)
 
+    @torch.inference_mode()
+    def logprobs(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """Log probabilities ``[num_tokens, vocab]`` of what follows each token."""
+        logits: torch.Tensor = self._model(torch.tensor([list(token_ids)])).logits[0]
+        return logits.float().log_softmax(-1)
+
     def check(self, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> None:
         """Applies the rule to sequences.
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from tests.model.decoding import CPU, GREEDY, PlanDriver, load_decoder, new_row
+from tests.model.decoding import CPU, GREEDY, Collecting, PlanDriver, load_decoder, new_row
 from tests.model.tiny_models import make_hf_folder
 from trio_engine.checkpoint import ModelFiles
-from trio_engine.core.plan import StepPlan, StepResult
+from trio_engine.core.plan import StepPlan
 from trio_engine.errors import RequestStepError, StepError
 from trio_engine.model.kv_cache import KVCache, KVCacheShape
 from trio_engine.model.runner import ModelRunner
@@ -20,26 +19,11 @@ from trio_engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from trio_engine.model.decoder import Decoder
-    from trio_engine.model.in_flight import StepInFlight
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 200
 PROMPTS = [[5, 6, 7], list(range(3, 40)), [9] * 21, [100, 3, 100], list(range(60, 125))]
 SEEDED = [SamplingParams(seed=seed, max_tokens=None) for seed in range(5)]
-
-
-class Collecting:
-    """Gives a runner an executor's face."""
-
-    def __init__(self, runner: ModelRunner) -> None:
-        self.runner = runner
-        self._in_flight: deque[StepInFlight] = deque()
-
-    def launch(self, plan: StepPlan) -> None:
-        self._in_flight.append(self.runner.launch(plan))
-
-    def collect(self) -> StepResult:
-        return self._in_flight.popleft().settle()
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests.model.decoding import CPU, new_row
+from trio_engine.core.plan import StepPlan
+from trio_engine.model.rows import Rows
 from trio_engine.model.sampler import Sampler
-from trio_engine.model.sampling_rows import SamplingRows
 from trio_engine.sampling_params import SamplingParams
 
 VOCAB = 40
@@ -24,11 +26,18 @@ def sample(
     logits: torch.Tensor, options: list[SamplingParams], positions: list[int] | None = None
 ) -> tuple[list[int], list[int] | None]:
     """Samples each row by its own options; the logits stay as they are."""
-    rows = SamplingRows(len(options), logits.shape[1])
-    for slot, option in enumerate(options):
-        rows.set_up(slot, option)
-    slots = np.arange(len(options))
-    sampled = Sampler(rows).sample(logits.clone(), slots, np.array(positions or 0 * slots))
+    rows = Rows(logits.shape[1], len(options), 64, 4, 1)
+    sampler = Sampler(rows, logits.shape[1], CPU)
+    new_rows = [
+        new_row(slot, [0] * (position + 1), [], option, num_prompt_tokens=1)
+        for slot, (option, position) in enumerate(
+            zip(options, positions or [0] * len(options), strict=True)
+        )
+    ]
+    plan = StepPlan(plan_id=0, slots=[], num_scheduled_tokens=[], new_rows=new_rows)
+    rows.apply(plan)
+    sampler.apply(plan)
+    sampled = sampler.sample(logits.clone(), np.arange(len(options)))
     num_nans = None if sampled.num_nans is None else sampled.num_nans.tolist()
     return sampled.token_ids.tolist(), num_nans
 
@@ -69,15 +78,56 @@ CUTS: list[dict[str, Any]] = [
     {"temperature": 1.3, "min_p": 0.05, "top_k": 9, "top_p": 0.7},
 ]
 
+# In each of these a nucleus that is 0.05 larger or smaller has other tokens.
+COMBINATIONS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.7},
+    {"temperature": 2.0},
+    {"top_k": 40},
+    {"temperature": 1.6, "top_k": 90},
+    {"top_p": 0.9},
+    {"temperature": 1.4, "top_p": 0.6},
+    {"min_p": 0.05},
+    {"temperature": 1.2, "min_p": 0.02, "top_p": 0.8},
+    {"temperature": 1.5, "top_k": 50, "top_p": 0.7},
+    {"temperature": 0.8, "top_k": 60, "min_p": 0.01},
+    {"temperature": 1.3, "top_k": 80, "top_p": 0.95, "min_p": 0.005},
+]
+NUM_SEEDS = 20_000
 
-def observed_counts(logits: torch.Tensor, fields: dict[str, Any], num_seeds: int) -> list[int]:
-    counts = [0] * logits.shape[0]
-    step = 4000
-    for start in range(0, num_seeds, step):
-        options = [params(seed=seed, **fields) for seed in range(start, start + step)]
-        for token_id in sample(logits.expand(step, -1), options)[0]:
-            counts[token_id] += 1
+
+@torch.inference_mode()
+def seed_counts(
+    logits: torch.Tensor, fields: dict[str, Any], *, num_seeds: int = NUM_SEEDS, position: int = 0
+) -> list[int]:
+    """How often each token of one row is drawn by the seeds from 0 on, all in one batch."""
+    rows = Rows(logits.numel(), num_seeds, 1, 4, 1)
+    rows.num_tokens[:] = position
+    sampler = Sampler(rows, logits.numel(), CPU)
+    options = sampler.options
+    options.set_up(0, params(**fields))
+    for column in (options.temperature, options.min_p, options.top_k, options.top_p):
+        column[:] = column[0]
+    options.seed[:] = np.arange(num_seeds)
+    sampled = sampler.sample(logits.repeat(num_seeds, 1), np.arange(num_seeds))
+    counts: list[int] = sampled.token_ids.bincount(minlength=logits.numel()).tolist()
     return counts
+
+
+def chi_square_p_value(counts: list[int], probabilities: list[float]) -> float:
+    """Of counts under probabilities; tokens that are expected less than five times are one."""
+    total = sum(counts)
+    common = [i for i, probability in enumerate(probabilities) if probability * total >= 5]
+    observed = [counts[i] for i in common] + [total - sum(counts[i] for i in common)]
+    expected = [probabilities[i] * total for i in common]
+    expected.append(total - sum(expected))
+    if expected[-1] < 1e-6:
+        if observed[-1]:
+            return 0.0
+        del observed[-1], expected[-1]
+    statistic = sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
+    freedom = len(expected) - 1
+    return float(torch.special.gammaincc(torch.tensor(freedom / 2), torch.tensor(statistic / 2)))
 
 
 @pytest.mark.parametrize("fields", CUTS, ids=str)
@@ -85,32 +135,40 @@ def test_only_tokens_within_the_cuts_are_drawn(fields: dict[str, Any]) -> None:
     for seed in range(3):
         logits = random_logits(1, seed)[0]
         allowed = reference_probabilities(logits.tolist(), params(**fields))
-        counts = observed_counts(logits, fields, 4000)
+        counts = seed_counts(logits, fields, num_seeds=4000)
         assert not [i for i, count in enumerate(counts) if count and not allowed[i]]
         likely = [i for i, probability in enumerate(allowed) if probability > 0.005]
         assert all(counts[i] for i in likely)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("position", [0, 31])
-@pytest.mark.parametrize("fields", CUTS, ids=str)
+@pytest.mark.parametrize("fields", COMBINATIONS, ids=str)
 def test_seeds_give_the_exact_distribution(fields: dict[str, Any], position: int) -> None:
-    """Chi-square over 20,000 seeds, against the 0.999 quantile (Wilson and Hilferty)."""
-    logits = random_logits(1, seed=9, vocab=12)[0]
+    logits = random_logits(1, seed=9, vocab=128)[0] / 2
     expected = reference_probabilities(logits.tolist(), params(**fields))
-    counts = [0] * 12
-    options = [params(seed=seed, **fields) for seed in range(20_000)]
-    for token_id in sample(logits.expand(20_000, -1), options, [position] * 20_000)[0]:
-        counts[token_id] += 1
-    common = [i for i, probability in enumerate(expected) if probability * 20_000 >= 5]
-    rest = 20_000 - sum(counts[i] for i in common)
-    rest_expected = 20_000 * (1 - sum(expected[i] for i in common))
-    chi_square = sum((counts[i] - e) ** 2 / e for i in common if (e := expected[i] * 20_000))
-    if rest_expected > 5:
-        chi_square += (rest - rest_expected) ** 2 / rest_expected
-    freedom = max(1, len(common) - 1 + (rest_expected > 5))
-    assert rest <= 30 or rest_expected > 5
-    assert chi_square <= freedom * (1 - 2 / (9 * freedom) + 3.09 * (2 / (9 * freedom)) ** 0.5) ** 3
+    assert chi_square_p_value(seed_counts(logits, fields, position=position), expected) > 1e-4
+
+
+@pytest.mark.parametrize("shift", [-0.05, 0.05])
+@pytest.mark.parametrize("fields", COMBINATIONS, ids=str)
+def test_the_distribution_test_finds_a_nucleus_that_is_off(
+    fields: dict[str, Any], shift: float
+) -> None:
+    top_p = fields.get("top_p", 1.0) + shift
+    if top_p > 1:
+        return
+    logits = random_logits(1, seed=9, vocab=128)[0] / 2
+    expected = reference_probabilities(logits.tolist(), params(**fields))
+    assert chi_square_p_value(seed_counts(logits, {**fields, "top_p": top_p}), expected) < 1e-6
+
+
+def test_the_distribution_test_takes_the_expected_counts() -> None:
+    """Its p-values are those of tables: 0.05 at 3.841 for one degree of freedom."""
+    total, off = 10_000, (3.841 * 2500) ** 0.5
+    counts = [round(total / 2 + off), round(total / 2 - off)]
+    assert chi_square_p_value(counts, [0.5, 0.5]) == pytest.approx(0.05, rel=0.02)
+    assert chi_square_p_value([2500] * 4, [0.25] * 4) == 1.0
+    assert chi_square_p_value([1, 9999], [0.0, 1.0]) == 0.0
 
 
 def test_neighbours_do_not_matter() -> None:
@@ -135,6 +193,33 @@ def test_neighbours_do_not_matter() -> None:
             alone, _ = sample(logits[row : row + 1], [options[row]], [positions[row]])
             if row != 3:  # has no seed
                 assert alone == [together[row]] == [again[index]]
+
+
+def test_a_slot_that_is_set_up_again_forgets_its_last_row() -> None:
+    """Also where no plan has said that the last row is finished."""
+    logits = random_logits(1, seed=6)
+    rows = Rows(VOCAB, 1, 64, 4, 1)
+    sampler = Sampler(rows, VOCAB, CPU)
+    options = [
+        params(logprob_token_ids=[3, 4], allowed_token_ids=[5], seed=1),
+        params(presence_penalty=2.0, logit_bias={5: 9.0}, min_tokens=3, stop_token_ids=[6]),
+        params(logprobs=2, repetition_penalty=3.0, bad_words_token_ids=[[7]], seed=1),
+        params(seed=1),
+    ]
+    for option in options * 2:
+        plan = StepPlan(
+            plan_id=0,
+            slots=[],
+            num_scheduled_tokens=[],
+            new_rows=[new_row(0, [1, 2, 3], [], option, num_prompt_tokens=1)],
+        )
+        rows.apply(plan)
+        sampler.apply(plan)
+        again = sampler.sample(logits.clone(), np.arange(1))
+        if option.seed is not None:
+            assert again.token_ids.tolist() == sample(logits, [option], [2])[0]
+        widths = [group.values.token_ids.shape[1] for group in again.logprobs]
+        assert widths == ([] if option.num_logprobs is None else [3])
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.1, 3.0])

@@ -69,7 +69,9 @@ async def test_sigkill_reaches_every_kind_of_waiter() -> None:
                 os.kill(pid, signal.SIGKILL)
                 nursery.start_soon(expect_death, engine)  # not sent yet
                 with trio.fail_after(2.0):
-                    assert (await engine.wait_dead()).exit_status == -signal.SIGKILL
+                    death = await engine.wait_dead()
+                    assert death.exit_status == -signal.SIGKILL
+                    assert not death.was_asked_to_stop
                 with pytest.raises(EngineDeadError):
                     await read_all(running)
 
@@ -90,7 +92,9 @@ async def expect_death_in_call(engine: EngineClient) -> None:
 
 
 @pytest.mark.slow
-async def test_sigterm_from_outside_ends_streams_by_abort() -> None:
+async def test_sigterm_from_outside_is_a_stop_and_no_crash(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     before = child_pids()
     with trio.fail_after(TEST_TIMEOUT_S):
         async with open_engine(NULL) as engine, engine.generate([1], LONG) as stream:
@@ -99,7 +103,14 @@ async def test_sigterm_from_outside_ends_streams_by_abort() -> None:
             os.kill(pid, signal.SIGTERM)
             outputs = [output async for output in stream]
             assert outputs[-1].finish_reason is FinishReason.ABORT
-            assert (await engine.wait_dead()).exit_status == 0
+            end = await engine.wait_dead()
+            assert end.was_asked_to_stop
+            assert str(end) == "the engine was asked to stop (exit status 0)"
+            assert engine.is_dead  # nothing is answered any more
+            with pytest.raises(EngineDeadError, match="asked to stop"):
+                await engine.complete([1])
+    assert "engine_stopped" in caplog.text
+    assert "engine_dead" not in caplog.text
 
 
 @pytest.mark.slow

@@ -82,6 +82,11 @@ async def test_connect_is_in_front_of_an_engine_started_elsewhere() -> None:
 
 
 @pytest.mark.slow
+async def test_own_machine_tries_a_rule_of_its_own() -> None:
+    assert await run_example("own_machine.py") == "all promises were kept\n"
+
+
+@pytest.mark.slow
 async def test_measure_counts_tokens() -> None:
     assert "tokens/s in" in await run_example("measure.py", "2", "8", "0")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from trio_engine.config import EngineConfig
 from trio_engine.core.engine_core import EngineCore
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trio_engine.core.plan import StepPlan, StepResult
+    from trio_engine.executor.base import Executor
 
 VOCAB_SIZE = 40
 NUM_CLIENTS = 2
@@ -77,17 +78,23 @@ class Life:
     request: EngineCoreRequest
     log: RequestLog
     is_aborted: bool = False
+    solo: RequestLog | None = None
 
     @property
     def is_over(self) -> bool:
         return self.is_aborted or self.log.finish_reason is not None
+
+    @property
+    def is_ended_early(self) -> bool:
+        return self.is_aborted or self.log.finish_reason is FinishReason.ERROR
 
 
 class WorkloadRun:
     """A workload on its way. A move that cannot be made now is none; each is checked."""
 
     def __init__(self, workload: Workload) -> None:
-        self.executor = FlakyExecutor(workload.config, launches_ahead=workload.launches_ahead)
+        self.workload = workload
+        self.executor = self.make_executor(workload)
         self.core = make_core(workload.config, self.executor)
         self.driver = CoreDriver(
             self.core, self.executor, pipeline_depth=workload.config.pipeline_depth
@@ -95,6 +102,10 @@ class WorkloadRun:
         self.arrivals = list(workload.requests)
         self.lives: list[Life] = []
         self._num_moves = 0
+
+    def make_executor(self, workload: Workload) -> FlakyExecutor:
+        """What runs the plans."""
+        return FlakyExecutor(workload.config, launches_ahead=workload.launches_ahead)
 
     @property
     def is_over(self) -> bool:
@@ -155,9 +166,16 @@ class WorkloadRun:
         self.core.resume()
 
     def preempt_all(self) -> None:
-        """Only while nothing is in flight, as a reset does it."""
+        """Only while nothing is in flight."""
         if not self.core.num_plans_in_flight:
             self.core.preempt_all()
+            self._check()
+
+    def reset_prefix_cache(self) -> None:
+        """Only while nothing is in flight; whoever runs is preempted."""
+        if not self.core.num_plans_in_flight:
+            assert self.core.reset_prefix_cache(reset_running=True)
+            assert self.core.statistics().num_cached_blocks == 0
             self._check()
 
     def finish(self) -> None:
@@ -177,7 +195,7 @@ class WorkloadRun:
         assert statistics.num_free_blocks == statistics.num_blocks
         for life in self.lives:
             request, log = life.request, life.log
-            solo = run_alone(request, self.core.max_model_len)
+            solo = self.solo(life)
             assert log.token_ids == solo.token_ids[: len(log.token_ids)], request
             if life.is_aborted:
                 assert log.finish_reason is None, request
@@ -188,6 +206,46 @@ class WorkloadRun:
                 assert log.token_ids == solo.token_ids, request
                 assert log.outputs[-1].stop_reason == solo.outputs[-1].stop_reason
             assert request.request_id in self.driver.finished_ids[request.client_index]
+            assert self.num_cached_tokens(life) <= self._num_shared_tokens(life), request
+
+    def num_cached_tokens(self, life: Life) -> int:
+        """Tokens that a life found in the prefix cache, as its client heard."""
+        heard = [output.prefill_stats for output in life.log.outputs if output.prefill_stats]
+        return heard[0].num_cached_tokens if heard else 0
+
+    def _num_shared_tokens(self, life: Life) -> int:
+        """Tokens that a life may have found: all but its last, and such as another one had too.
+
+        What another had before it was aborted nobody heard, so its solo run tells.
+        """
+        mine = life.request.prompt_token_ids or []
+        others = [
+            [*(other.request.prompt_token_ids or []), *self.solo(other).token_ids]
+            for other in self.lives
+            if other is not life and other.request.cache_salt == life.request.cache_salt
+        ]
+        if not self.may_read_cache(life.request):
+            return 0
+        return min(len(mine) - 1, max((_num_common(mine, theirs) for theirs in others), default=0))
+
+    def may_read_cache(self, request: EngineCoreRequest) -> bool:
+        """Whether anything of a request may come from the cache."""
+        params = request.sampling_params
+        assert params is not None
+        return self.workload.config.enable_prefix_caching and not params.skip_reading_prefix_cache
+
+    def solo(self, life: Life) -> RequestLog:
+        """What a request generates alone."""
+        if life.solo is None:
+            life.solo = run_alone(life.request, self.core.max_model_len)
+        return life.solo
+
+    def outcomes(self) -> list[tuple[list[int], FinishReason | None] | None]:
+        """What each request came to, in the order of their coming; None if it was ended early."""
+        return [
+            None if life.is_ended_early else (life.log.token_ids, life.log.finish_reason)
+            for life in self.lives
+        ]
 
     def _live(self) -> list[Life]:
         return [life for life in self.lives if not life.is_over]
@@ -199,7 +257,17 @@ class WorkloadRun:
 
 
 def make_request(
-    index: int, prompt: list[int], *, max_tokens: int, min_tokens: int, stops: bool, eos: bool
+    index: int,
+    prompt: list[int],
+    *,
+    max_tokens: int,
+    min_tokens: int,
+    stops: bool,
+    eos: bool,
+    salt: str | None = None,
+    priority: int = 0,
+    reads_cache: bool = True,
+    prompt_logprobs: int | None = None,
 ) -> EngineCoreRequest:
     """A request; the clients take turns and use the same three ids again and again."""
     params = SamplingParams(
@@ -208,6 +276,8 @@ def make_request(
         min_tokens=min(min_tokens, max_tokens),
         eos_token_id=3 if eos else None,
         stop_token_ids=[5, 7] if stops else None,
+        skip_reading_prefix_cache=None if reads_cache else True,
+        prompt_logprobs=prompt_logprobs,
     )
     return EngineCoreRequest(
         f"r{index // NUM_CLIENTS % 3}",
@@ -215,11 +285,12 @@ def make_request(
         None,
         params,
         None,
-        0.0,
+        float(index // 3),
         None,
-        None,
+        salt,
         None,
         client_index=index % NUM_CLIENTS,
+        priority=priority,
     )
 
 
@@ -229,7 +300,7 @@ def make_config(
     block_size: int,
     num_full_requests: int,
     num_more_blocks: int,
-    **limits: int,
+    **limits: Any,
 ) -> EngineConfig:
     """Limits whose pool holds so many requests of full length and some blocks more."""
     return EngineConfig(
@@ -237,11 +308,11 @@ def make_config(
         max_model_len=max_model_len,
         block_size=block_size,
         num_blocks=num_full_requests * -(-max_model_len // block_size) + num_more_blocks,
-        **limits,  # type: ignore[arg-type]
+        **limits,
     )
 
 
-def make_core(config: EngineConfig, executor: KVCheckingExecutor) -> EngineCore:
+def make_core(config: EngineConfig, executor: Executor) -> EngineCore:
     """A core whose clock counts calls."""
     ticks = count()
     return EngineCore(
@@ -261,7 +332,10 @@ def run_alone(request: EngineCoreRequest, max_model_len: int) -> RequestLog:
 
 
 def draw_workload(rng: random.Random) -> Workload:
-    """At random: pools from barely one request to ample, chunks from 1 token up."""
+    """At random: pools from barely one request to ample, chunks from 1 token up.
+
+    Most prompts begin like one of two texts.
+    """
     max_model_len = rng.choice([8, 20, 48])
     config = make_config(
         max_model_len=max_model_len,
@@ -271,23 +345,33 @@ def draw_workload(rng: random.Random) -> Workload:
         max_num_seqs=rng.choice([1, 3, 8, 8, 8]),
         max_num_batched_tokens=rng.choice([1, 3, 8, 64, 64]),
         pipeline_depth=rng.choice([1, 2, 2]),
+        long_prefill_token_threshold=rng.choice([0, 0, 0, 2, 5]),
+        scheduling_policy=rng.choice(["fcfs", "priority"]),
     )
+    texts = [[rng.randrange(VOCAB_SIZE) for _ in range(max_model_len)] for _ in range(2)]
     return Workload(
         config=config,
         launches_ahead=rng.random() < 0.5,
-        requests=[_draw_request(rng, index, max_model_len) for index in range(rng.randint(2, 10))],
+        requests=[_draw_request(rng, index, texts) for index in range(rng.randint(2, 12))],
     )
 
 
-def _draw_request(rng: random.Random, index: int, max_model_len: int) -> EngineCoreRequest:
-    prompt_length = min(rng.choice([1, 1, 2, 3, 4, 5, 12, 30]), max_model_len - 1)
+def _draw_request(rng: random.Random, index: int, texts: list[list[int]]) -> EngineCoreRequest:
+    text = rng.choice(texts)
+    prompt_length = min(rng.choice([1, 2, 3, 4, 5, 9, 12, 30]), len(text) - 1)
+    num_own = rng.choice([0, 0, 1, 2, prompt_length])
+    own = [rng.randrange(VOCAB_SIZE) for _ in range(min(num_own, prompt_length))]
     return make_request(
         index,
-        [rng.randrange(VOCAB_SIZE) for _ in range(prompt_length)],
+        text[: prompt_length - len(own)] + own,
         max_tokens=rng.choice([1, 2, 5, 8, 30, 100, 100, 100]),
         min_tokens=rng.randint(0, 3),
         stops=rng.random() < 0.2,
         eos=rng.random() < 0.2,
+        salt=rng.choice([*[None] * 6, "salt", "pepper"]),
+        priority=rng.choice([0, 0, 1, -1]),
+        reads_cache=rng.random() < 0.9,
+        prompt_logprobs=rng.choice([None] * 9 + [0]),
     )
 
 
@@ -306,7 +390,7 @@ def run_at_random(run: WorkloadRun, rng: random.Random) -> None:
         if rng.random() < abort_rate:
             run.abort(rng.randrange(8))
         if rng.random() < control_rate:
-            rng.choice([run.pause, run.preempt_all])()
+            rng.choice([run.pause, run.preempt_all, run.reset_prefix_cache])()
         preempts = run.core.statistics().num_preemptions > num_preemptions
         num_preemptions = run.core.statistics().num_preemptions
         if rng.random() < (after_preemption_rate if preempts else fault_rate):
@@ -328,3 +412,9 @@ def run_at_random(run: WorkloadRun, rng: random.Random) -> None:
 
 def _is_same(first: EngineCoreRequest, second: EngineCoreRequest) -> bool:
     return (first.client_index, first.request_id) == (second.client_index, second.request_id)
+
+
+def _num_common(first: list[int], second: list[int]) -> int:
+    """How many tokens two texts begin with alike."""
+    pairs = zip(first, second, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))

@@ -4,30 +4,50 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from tests.stateful.core_workloads import WorkloadRun, draw_workload, run_at_random
 
+NUM_SEEDS = 300
 
-def run_seed(seed: int) -> WorkloadRun:
+
+def run_seed(seed: int, *, enable_prefix_caching: bool = True) -> WorkloadRun:
     rng = random.Random(seed)
-    run = WorkloadRun(draw_workload(rng))
+    workload = draw_workload(rng)
+    workload.config = msgspec.structs.replace(
+        workload.config, enable_prefix_caching=enable_prefix_caching
+    )
+    run = WorkloadRun(workload)
     run_at_random(run, rng)
-    run.check_against_solo()
     return run
 
 
-def test_tokens_equal_a_solo_run() -> None:
-    runs = [run_seed(seed) for seed in range(250)]
+def test_tokens_equal_a_solo_run_with_the_prefix_cache_and_without() -> None:
+    runs = [run_seed(seed) for seed in range(NUM_SEEDS)]
+    for run in runs:
+        run.check_against_solo()
     # The workloads must go on meeting what they are there for.
     preempted = {run for run in runs if run.core.statistics().num_preemptions}
     faulty = {run for run in runs if run.executor.num_faults}
     aborted = {run for run in runs if any(life.is_aborted for life in run.lives)}
+    hitting = {run for run in runs if run.core.statistics().num_prefix_cache_hits}
     assert len(preempted & faulty) >= 30
     assert len(preempted & aborted) >= 30
+    assert len(hitting) >= 80
+    assert len(hitting & preempted) >= 30
+    num_compared = 0
+    for seed, run in enumerate(runs):
+        uncached = run_seed(seed, enable_prefix_caching=False)
+        assert uncached.core.statistics().num_cached_blocks == 0
+        for with_cache, without in zip(run.outcomes(), uncached.outcomes(), strict=True):
+            if with_cache is not None and without is not None:
+                assert with_cache == without
+                num_compared += 1
+    assert num_compared >= 1000
 
 
 @pytest.mark.slow
 def test_tokens_equal_a_solo_run_in_2000_workloads() -> None:
     for seed in range(2000):
-        run_seed(seed)
+        run_seed(seed).check_against_solo()

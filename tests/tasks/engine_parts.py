@@ -49,13 +49,14 @@ async def open_engine_beside(
     receive_hwm: int | None = None,
     utilities: Mapping[str, UtilityHandler] = NO_UTILITIES,
     ends_by_itself: bool = False,
+    within_s: float = TEST_TIMEOUT_S,
 ) -> AsyncIterator[tuple[WireFrontEnd, EngineCoreProc]]:
     """A started engine and its front end; the end of the block cancels or awaits the engine.
 
     An engine that fails cancels the block, and its error leaves in the nursery's group.
     """
     factory = executor if callable(executor) else lambda _config: executor
-    with trio.fail_after(TEST_TIMEOUT_S):
+    with trio.fail_after(within_s):
         async with (
             WireFrontEnd(num_clients, receive_hwm=receive_hwm) as front_end,
             trio.open_nursery() as nursery,

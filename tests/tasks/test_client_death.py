@@ -99,7 +99,7 @@ async def test_a_request_that_was_not_sent_yet_fails_too() -> None:
             assert (caught.value.exit_status, caught.value.stderr_tail) == (-9, "boom")
 
 
-async def test_a_dead_connection_is_noticed_at_the_next_message() -> None:
+async def test_one_that_leaves_without_a_word_is_noticed_while_nobody_sends() -> None:
     with trio.fail_after(TEST_TIMEOUT_S), IpcDirectory() as directory:
         address = directory.address("handshake")
         async with trio.open_nursery() as nursery:
@@ -112,6 +112,23 @@ async def test_a_dead_connection_is_noticed_at_the_next_message() -> None:
             nursery.start_soon(engine)
             async with connect_engine(address) as client:
                 may_go.set()
+                with trio.fail_after(2.0):
+                    assert "without a word" in str(await client.wait_dead())
+
+
+async def test_a_message_to_one_that_has_left_tells_it_too() -> None:
+    with trio.fail_after(TEST_TIMEOUT_S):
+        async with open_front_end("tcp://127.0.0.1:0") as front_end, open_service_tasks() as tasks:
+            async with open_scripted_engine(front_end.handshake_address):
+                engines = await front_end.wait_engines_ready([ExpectedEngine(0, local=False)])
+            async with open_wire_client(
+                front_end,
+                engines,
+                TextProcessor(None, max_model_len=64),
+                max_in_flight=None,
+                explain_death=explain,
+                tasks=tasks,
+            ) as client:
                 while not client.is_dead:
                     with trio.move_on_after(0.05), pytest.raises(EngineDeadError):
                         await client.complete([1])

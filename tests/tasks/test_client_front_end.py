@@ -58,7 +58,13 @@ async def test_an_address_that_is_taken(address: str) -> None:
 @pytest.mark.parametrize("host", ["*", "0.0.0.0", "[::]"])
 async def test_a_wildcard_is_refused_because_engines_must_connect_to_it(host: str) -> None:
     with pytest.raises(ConfigError, match="names no host"):
-        await connect_and_leave(f"tcp://{host}:0")
+        await connect_and_leave(f"tcp://{host}:29550")
+
+
+@pytest.mark.parametrize("port", ["0", "*", "65536", "99999"])
+async def test_a_port_that_no_engine_could_connect_to_is_refused(port: str) -> None:
+    with trio.fail_after(TEST_TIMEOUT_S), pytest.raises(ConfigError, match="port must be"):
+        await connect_and_leave(f"tcp://127.0.0.1:{port}")
 
 
 async def test_over_tcp() -> None:

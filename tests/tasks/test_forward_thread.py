@@ -161,9 +161,9 @@ def test_an_event_after_the_end_of_trio_is_dropped() -> None:
 
     token = trio.run(get_token)
     executor = ScriptedExecutor(CONFIG)
-    thread = ForwardThread(executor, lambda: None)
+    thread = ForwardThread(executor, lambda: None, call_in_trio=token.run_sync_soon)
     thread.stop()
-    thread.run(token)
+    thread.run()
     assert executor.calls == ["load", "shutdown"]
     assert not thread.events
 

@@ -51,10 +51,10 @@ class LinksRig:
 
 
 @asynccontextmanager
-async def open_links() -> AsyncIterator[LinksRig]:
+async def open_links(*, linger_s: float = FLUSH_TIMEOUT_S) -> AsyncIterator[LinksRig]:
     with trio.fail_after(TEST_TIMEOUT_S), IpcDirectory() as directory:
         async with open_context() as theirs, open_context() as ours:
-            links = ClientLinks(ours, b"\0\0", clock=time.monotonic, linger_s=FLUSH_TIMEOUT_S)
+            links = ClientLinks(ours, b"\0\0", clock=time.monotonic, linger_s=linger_s)
             rig = LinksRig(links, EngineZmqAddresses(inputs=[], outputs=[]))
             for index in range(NUM_CLIENTS):
                 inbound = theirs.socket(SocketKind.ROUTER)
@@ -134,6 +134,36 @@ async def test_a_client_that_never_reads_is_waited_for_so_long_and_no_longer(
         ended = trio.current_time()
     # Its linger is dropped: it has had its time.
     assert trio.current_time() - ended < FLUSH_TIMEOUT_S
+
+
+@pytest.mark.parametrize("leaves", ["before the end", "while it is waited for"])
+async def test_a_client_that_has_left_is_not_waited_for(
+    leaves: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_links(linger_s=TEST_TIMEOUT_S) as rig:
+        with trio.fail_after(TEST_TIMEOUT_S / 2):
+            async with trio.open_nursery() as nursery:
+                await rig.open(nursery)
+                await rig.inputs[0].receive()
+                rig.outboxes[0].refuse("heard", FinishReason.ABORT)
+                rig.links.ring(0)
+                await rig.outputs[0].receive()
+                for number in range(100):  # more than its buffers hold
+                    answer = UtilityOutput(number, result=UtilityResult(None, "x" * 50_000))
+                    rig.outboxes[0].put_utility_output(answer)
+                rig.links.ring(0)
+                await wait_all_tasks_blocked()
+                if leaves == "before the end":
+                    rig.outputs[0].close()
+                nursery.cancel_scope.cancel()
+                rig.links.close(TEST_TIMEOUT_S)
+                with trio.CancelScope(shield=True):
+                    await wait_all_tasks_blocked()
+                    rig.outputs[0].close()
+                    await rig.links.wait_flushed()
+        assert "outputs_dropped" not in caplog.text
+        closing = trio.current_time()
+    assert trio.current_time() - closing < TEST_TIMEOUT_S / 2  # nothing lingers for it
 
 
 async def test_an_address_that_cannot_be_used_is_a_mistake() -> None:

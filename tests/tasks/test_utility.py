@@ -163,7 +163,6 @@ async def test_what_front_ends_ask_first() -> None:
         assert await calls.value("reset_mm_cache") is None
         assert await calls.value("get_supported_tasks") == ["generate"]
         assert await calls.value("reset_encoder_cache") is None
-        assert await calls.value("list_loras") == set()
 
 
 async def test_pause_abort_ends_everything_and_keeps_what_comes() -> None:
@@ -313,11 +312,7 @@ async def test_a_dummy_batch_is_the_executors_to_compute() -> None:
 
 async def test_what_means_nothing_to_this_engine_is_told_as_it_is() -> None:
     async with open_calls() as calls:
-        assert await calls.value("list_loras") == set()
-        assert await calls.value("remove_lora", 1) is False
         for method, args, reason in (
-            ("add_lora", [["a", 1]], "adapter 'a': this engine serves no adapters"),
-            ("pin_lora", [1], "adapter 1 is not here: this engine serves no adapters"),
             ("profile", [True, None], "this engine has no profiler"),
             ("profile", [], "this engine has no profiler"),
             (

@@ -110,6 +110,8 @@ def too_long(directory: Path) -> str:
         lambda _: "tcp://",
         lambda _: "tcp://127.0.0.1",
         lambda _: "tcp://127.0.0.1:port",
+        lambda _: "tcp://127.0.0.1:65536",
+        lambda _: "tcp://127.0.0.1:" + "9" * 5000,
         lambda _: "tcp://127.0.0.1:0\0",
         lambda _: "ipc:///\ud800",
         lambda _: "tcp://[::1:80",
@@ -123,6 +125,14 @@ def test_bad_address_is_named(tmp_path: Path, address_in: Callable[[Path], str],
     with open_context() as context, pytest.raises(ConfigError) as caught:
         getattr(context.socket(SocketKind.PULL), how)(address)
     assert repr(address) in str(caught.value)
+
+
+@pytest.mark.parametrize("port", ["0", "*"])
+def test_a_port_yet_to_be_picked_can_only_be_bound(port: str) -> None:
+    with open_context() as context:
+        assert context.socket(SocketKind.PULL).bind(f"tcp://127.0.0.1:{port}")[-2:] != ":0"
+        with pytest.raises(ConfigError, match="port must be 1 to 65535"):
+            context.socket(SocketKind.PULL).connect(f"tcp://127.0.0.1:{port}")
 
 
 def test_longest_ipc_path_works(tmp_path: Path) -> None:

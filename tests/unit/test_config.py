@@ -55,6 +55,12 @@ def test_a_duration_is_0_or_more_and_finite(name: str, value: float) -> None:
     assert refusal(**{name: value}) == f"{name} must be 0 or more and finite, got {value}"
 
 
+def test_no_limit_for_long_prompts_is_0_and_none_is_negative() -> None:
+    assert EngineConfig().long_prefill_token_threshold == 0
+    expected = "long_prefill_token_threshold must be 0 or more, got -1"
+    assert refusal(long_prefill_token_threshold=-1) == expected
+
+
 def test_no_waiting_request_may_be_allowed_but_no_negative_number() -> None:
     assert EngineConfig(max_waiting_requests=0).max_waiting_requests == 0
     assert EngineConfig(max_waiting_requests=None).max_waiting_requests is None
@@ -69,6 +75,7 @@ def test_no_waiting_request_may_be_allowed_but_no_negative_number() -> None:
         ("dtype", "fp16", "bfloat16"),
         ("pipeline_depth", 3, "2"),
         ("pipeline_depth", 0, "1"),
+        ("scheduling_policy", "lifo", "priority"),
     ],
 )
 def test_a_word_that_is_none_of_the_choices_is_refused_with_them(

@@ -8,6 +8,7 @@ import pytest
 
 from trio_engine import errors
 from trio_engine.errors import (
+    BRIEF_LENGTH,
     ConfigError,
     EngineDeadError,
     EngineError,
@@ -15,6 +16,7 @@ from trio_engine.errors import (
     RequestError,
     RequestFailedError,
     RequestStepError,
+    brief,
 )
 
 ALL = [value for value in vars(errors).values() if inspect.isclass(value)]
@@ -52,3 +54,12 @@ def test_rows_at_fault_are_kept_as_they_were_when_the_step_failed() -> None:
     error = RequestStepError("bad rows", slots=slots)
     slots.append(3)
     assert (str(error), error.slots) == ("bad rows", (1, 2))
+
+
+def test_a_long_text_of_a_peer_is_shown_without_its_middle() -> None:
+    assert brief("x" * BRIEF_LENGTH) == "x" * BRIEF_LENGTH
+    shown = brief("field " + "x" * 10**6 + " at 3")
+    assert shown.startswith("field x")
+    assert shown.endswith("x at 3")
+    assert len(shown) < BRIEF_LENGTH + 10
+    assert brief("abcdef", 3) == "ab [...] f"

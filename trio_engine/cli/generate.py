@@ -129,9 +129,9 @@ async def _generate(
     config: EngineConfig, params: SamplingParams, options: argparse.Namespace
 ) -> None:
     tokenizer = None
-    if config.executor == "torch":
+    if config.tokenizer_model is not None:
         # Before the engine starts: a model that is not there is said at once.
-        tokenizer = await trio.to_thread.run_sync(_load_tokenizer, config.model)
+        tokenizer = await trio.to_thread.run_sync(_load_tokenizer, config.tokenizer_model)
     chat = options.chat
     if chat is None:
         chat = tokenizer is not None and tokenizer.chat_template is not None

@@ -210,7 +210,10 @@ class AsyncEngineClient(EngineClient):
     def die(self, death: EngineDeadError) -> None:
         """Fails everything that waits. For whoever watches the engine; the first word counts."""
         if self._make_error is None:
-            logger.error("engine_dead reason=%s", death)
+            if death.was_asked_to_stop:
+                logger.warning("engine_stopped reason=%s", death)
+            else:
+                logger.error("engine_dead reason=%s", death)
             self._death = death
             self._sender.discard()
             self._end(lambda: _copy_of(death))

@@ -117,10 +117,10 @@ class EngineClient(abc.ABC):
 
     @abc.abstractmethod
     async def wait_dead(self) -> EngineDeadError:
-        """Waits until the engine has died, for supervisors.
+        """Waits until the engine has ended, for supervisors.
 
         Returns:
-            What later calls raise.
+            What later calls raise; its ``was_asked_to_stop`` tells an end in good order.
 
         Raises:
             EngineClosedError: the client was closed first.
@@ -133,7 +133,10 @@ class EngineClient(abc.ABC):
     @property
     @abc.abstractmethod
     def is_dead(self) -> bool:
-        """Whether the engine has died. False after an orderly end."""
+        """Whether the engine has ended, by a crash or because somebody else asked it to stop.
+
+        Nothing is answered any more then. False after the end of this client's own block.
+        """
 
     @property
     @abc.abstractmethod

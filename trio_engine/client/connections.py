@@ -79,5 +79,5 @@ class EngineConnections:
         assert self._announced_by is not None
         await self._inputs.wait_closed(self._announced_by)
         with trio.move_on_after(LAST_OUTPUTS_LIMIT_S):
-            await self._outputs.wait_all_closed()
+            await self._outputs.wait_all_left()
         await trio.sleep(HAND_ON_S)

@@ -173,7 +173,7 @@ def _tokenizer_load(
     config: EngineConfig, tokenizer: Tokenizer | Literal["auto"] | None
 ) -> TokenizerLoad:
     if tokenizer == "auto":
-        return TokenizerLoad(config.model if config.executor == "torch" else None)
+        return TokenizerLoad(config.tokenizer_model)
     return TokenizerLoad(None, tokenizer)
 
 

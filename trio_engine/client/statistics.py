@@ -17,7 +17,7 @@ class ClientStatistics(msgspec.Struct, frozen=True, kw_only=True):
         num_requests: sent and not ended.
         num_utility_calls: waiting for an answer.
         num_unsent: messages and aborts not handed to the transport yet.
-        is_dead: whether the engine has died.
+        is_dead: as ``EngineClient.is_dead``.
         scheduler: of each engine, by its index; empty if they send none. Gauges are the newest,
             prefix cache numbers are summed since the client was opened.
     """

@@ -124,8 +124,9 @@ async def _cancel_at_exit(process: EngineProcess, scope: trio.CancelScope) -> No
 
 
 def _death_of(process: EngineProcess, noticed: str) -> EngineDeadError:
+    happened = "was asked to stop" if process.exit_status == 0 else f"died: {noticed}"
     error = EngineDeadError(
-        f"the engine died: {noticed} ({process.describe_exit()})",
+        f"the engine {happened} ({process.describe_exit()})",
         exit_status=process.exit_status,
         stderr_tail=process.stderr_tail,
     )

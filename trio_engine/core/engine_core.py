@@ -7,29 +7,30 @@ here and in the scheduler. Tasks around it only move messages.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from typing import TYPE_CHECKING
 
 from trio_engine.core.admission import check_request
-from trio_engine.core.kv_cache import KVCacheManager, effective_max_model_len
+from trio_engine.core.kv_cache import effective_max_model_len
 from trio_engine.core.lifecycle import RequestEvent
-from trio_engine.core.metrics import RequestMetrics, scheduler_stats
+from trio_engine.core.logprobs import put_details
+from trio_engine.core.metrics import RequestMetrics
 from trio_engine.core.outbox import Outbox
 from trio_engine.core.pause import PauseState
 from trio_engine.core.request import Request
 from trio_engine.core.scheduler import Scheduler
-from trio_engine.core.statistics import EngineCoreStatistics
+from trio_engine.core.statistics import count_core
+from trio_engine.core.steps_in_flight import StepsInFlight
 from trio_engine.core.stop import check_stop
-from trio_engine.errors import OverloadedError, RequestError, RequestStepError, StepError
+from trio_engine.errors import OverloadedError, RequestError, RequestStepError, StepError, brief
 from trio_engine.outputs import FinishReason
 from trio_engine.requests import PauseMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Set
 
     from trio_engine.config import EngineConfig
     from trio_engine.core.plan import ExecutorProperties, StepPlan, StepResult
-    from trio_engine.core.scheduler import ScheduledStep
+    from trio_engine.core.statistics import EngineCoreStatistics
     from trio_engine.requests import EngineCoreRequest, SleepTag
 
 logger = logging.getLogger(__name__)
@@ -68,18 +69,14 @@ class EngineCore:
             for index in range(num_clients)
         ]
         self._vocab_size = properties.vocab_size
+        self._enable_lora = config.enable_lora
         self._max_waiting_requests = config.max_waiting_requests
-        self._metrics = RequestMetrics(clock, enabled=config.log_stats)
-        self._kv_cache = KVCacheManager(properties.num_blocks, properties.block_size)
-        self._scheduler = Scheduler(
-            self._kv_cache,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=(
-                config.max_num_batched_tokens or properties.default_max_num_batched_tokens
-            ),
+        self._metrics = RequestMetrics(
+            clock, enabled=config.log_stats, caches_prefixes=config.enable_prefix_caching
         )
+        self._scheduler = Scheduler.from_config(config, properties)
         self._requests: dict[tuple[int, str], Request] = {}
-        self._steps: deque[ScheduledStep] = deque()
+        self._steps = StepsInFlight()
         self._num_steps = 0
         self._is_draining = False
         self._stats_are_stale = False
@@ -97,8 +94,9 @@ class EngineCore:
         has_client = 0 <= client_index < len(self.outboxes)
         if not has_client or (client_index, request_id) in self._requests:
             reason = "id is live" if has_client else "no such client"
+            shown = brief(repr(request_id))
             logger.warning(
-                "add_dropped request_id=%r client=%d reason=%r", request_id, client_index, reason
+                "add_dropped request_id=%s client=%d reason=%r", shown, client_index, reason
             )
             return
         if self._is_draining:
@@ -107,7 +105,7 @@ class EngineCore:
         try:
             self._admit(request)
         except (RequestError, OverloadedError) as error:
-            logger.warning("add_refused request_id=%r reason=%s", request.request_id, error)
+            logger.warning("add_refused request_id=%s reason=%s", brief(repr(request_id)), error)
             self._refuse(request, FinishReason.ERROR, str(error))
 
     def refuse(
@@ -172,7 +170,7 @@ class EngineCore:
         if not step.requests:
             return None
         self._num_steps += 1
-        self._steps.append(step)
+        self._steps.add(step)
         return step.plan
 
     def update(self, result: StepResult) -> None:
@@ -181,16 +179,19 @@ class EngineCore:
         Raises:
             StepError: the result does not fit the plan; the executor is broken.
         """
-        step = self._pop_step(result)
+        step = self._steps.settle(result)
+        self._scheduler.settle(step)
         with_output: Outbox | None = None
-        rows = zip(step.requests, step.samples, result.token_ids, strict=True)
-        for request, samples, token_id in rows:
+        rows = zip(step.requests, step.samples, step.plan.slots, result.token_ids, strict=True)
+        for request, samples, slot, token_id in rows:
             # A request that has ended since gets nothing; under its id another may live (rule 2).
             if request.is_finished or not samples:
                 continue
             if not 0 <= token_id < self._vocab_size:
                 raise StepError(f"plan {result.plan_id} gave token {token_id} for {request!r}")
             outbox = self.outboxes[request.client_index]
+            if request.asks_logprobs or result.num_nans_in_logits:
+                put_details(outbox, request, slot, result, self._vocab_size)
             self._settle_token(request, token_id, outbox)
             if with_output is None or outbox.client_index < with_output.client_index:
                 with_output = outbox
@@ -203,17 +204,12 @@ class EngineCore:
         These requests end with ERROR. The plan and all behind it do not count; the other rows
         are planned again, as new rows.
         """
-        if not self._steps or self._steps[0].plan.plan_id != plan_id:
-            raise StepError(f"failure of plan {plan_id} out of turn") from error
-        steps, self._steps = list(self._steps), deque()
-        rows = dict(zip(steps[0].plan.slots, steps[0].requests, strict=True))
-        slots = set(error.slots)
-        if not slots or not slots <= rows.keys():
-            raise StepError(f"plan {plan_id} failed for slots {error.slots}") from error
+        steps, in_rows = self._steps.fail(plan_id, error)
         self._scheduler.roll_back(steps)
-        at_fault = [rows[slot] for slot in slots if not rows[slot].is_finished]
+        at_fault = [request for request in in_rows if not request.is_finished]
         for request in at_fault:
-            logger.error("step_failed request_id=%r reason=%s", request.request_id, error)
+            shown = brief(repr(request.request_id))
+            logger.error("step_failed request_id=%s reason=%s", shown, error)
         self._finish_many(at_fault, RequestEvent.FAIL, FinishReason.ERROR, str(error))
 
     # Control
@@ -242,12 +238,28 @@ class EngineCore:
             self._metrics.note_preempted(request)
             self._stats_are_stale = True
 
+    def reset_prefix_cache(self, *, reset_running: bool = False) -> bool:
+        """Forgets all cached blocks, as after a change of the weights. Not in flight.
+
+        ``reset_running`` preempts whoever holds blocks; without it they stop the reset.
+
+        Returns:
+            Whether it was done.
+        """
+        if reset_running:
+            self.preempt_all()
+        is_reset = self._scheduler.kv_cache.reset_prefix_cache()
+        if is_reset:
+            self._metrics.note_cache_reset()
+            self._stats_are_stale = True
+        return is_reset
+
     def fall_asleep(self, tags: Iterable[SleepTag]) -> None:
-        """Before the executor gives memory back: nobody holds blocks, nothing is planned.
+        """Before the executor gives memory back: nobody holds blocks, nothing is cached or planned.
 
         Not in flight; ``pause_state.wake_up`` is the way back.
         """
-        self.preempt_all()
+        self.reset_prefix_cache(reset_running=True)
         self.pause_state.fall_asleep(tags)
 
     # What is so
@@ -266,6 +278,11 @@ class EngineCore:
     def has_running_requests(self) -> bool:
         """Whether any request has started and not ended, preempted ones included."""
         return self._scheduler.has_started_requests
+
+    @property
+    def lora_ids(self) -> Set[int]:
+        """Adapters that running requests use."""
+        return self._scheduler.lora_ids
 
     @property
     def has_running_blocks(self) -> bool:
@@ -287,19 +304,16 @@ class EngineCore:
     @property
     def running_request_ids(self) -> list[str]:
         """Ids in the oldest plan in flight, else of all running requests; for a death record."""
-        requests = self._steps[0].requests if self._steps else self._scheduler.running
+        requests = self._steps.oldest_requests or self._scheduler.running
         return [request.request_id for request in requests]
 
     def statistics(self) -> EngineCoreStatistics:
         """Counts at this moment."""
-        return EngineCoreStatistics(
-            num_running_requests=len(self._scheduler.running),
-            num_waiting_requests=len(self._scheduler.waiting),
-            num_free_blocks=self._kv_cache.pool.num_free_blocks,
-            num_blocks=self._kv_cache.pool.num_blocks,
+        return count_core(
+            self._scheduler,
+            self._metrics,
             num_plans_in_flight=len(self._steps),
             num_steps=self._num_steps,
-            num_preemptions=self._metrics.num_preemptions,
             is_paused=self.is_paused,
             is_asleep=bool(self.pause_state.asleep),
             is_draining=self._is_draining,
@@ -323,10 +337,13 @@ class EngineCore:
 
     def _admit(self, source: EngineCoreRequest) -> None:
         params = check_request(
-            source, vocab_size=self._vocab_size, max_model_len=self.max_model_len
+            source,
+            vocab_size=self._vocab_size,
+            max_model_len=self.max_model_len,
+            enable_lora=self._enable_lora,
         )
         # Those for which a slot is free do not wait, they have only not been planned yet.
-        num_waiting = len(self._scheduler.waiting) - self._scheduler.num_free_slots
+        num_waiting = self._scheduler.num_waiting - self._scheduler.num_free_slots
         if self._max_waiting_requests is not None and num_waiting >= self._max_waiting_requests:
             raise OverloadedError(f"{num_waiting} requests wait for a slot already")
         if self.outboxes[source.client_index].is_full:
@@ -344,17 +361,6 @@ class EngineCore:
         self.outboxes[request.client_index].refuse(
             request.request_id, reason, why, is_pooling=request.pooling_params is not None
         )
-
-    def _pop_step(self, result: StepResult) -> ScheduledStep:
-        if not self._steps or self._steps[0].plan.plan_id != result.plan_id:
-            raise StepError(f"result of plan {result.plan_id} out of turn")
-        step = self._steps.popleft()
-        if len(result.token_ids) != len(step.requests):
-            raise StepError(
-                f"plan {result.plan_id} has {len(step.requests)} rows,"
-                f" its result {len(result.token_ids)}"
-            )
-        return step
 
     def _settle_token(self, request: Request, token_id: int, outbox: Outbox) -> None:
         request.num_unsettled_tokens -= 1
@@ -397,4 +403,4 @@ class EngineCore:
     def _put_stats(self, outbox: Outbox) -> None:
         self._stats_are_stale = False
         if self._metrics.enabled:
-            outbox.put_scheduler_stats(scheduler_stats(self._scheduler))
+            outbox.put_scheduler_stats(self._metrics.take_scheduler_stats(self._scheduler))

@@ -1,6 +1,12 @@
-"""Blocks for requests: how many a request needs, and giving and taking them.
+"""Blocks for requests: how many a request needs, giving and taking them, and using them again.
 
-Pure. Counterpart: ``vllm/v1/core/kv_cache_manager.py``.
+Pure. Of a request's block table, while it runs:
+
+    block_ids    [ cached | own, full, findable ..... | own, not yet findable .......... ]
+                 ^0       ^num_cached_tokens          ^num_findable_blocks
+
+The cached ones are shared and full: nobody writes there any more. ``docs/design/prefix-cache.md``
+tells when a block may become findable.
 """
 
 from __future__ import annotations
@@ -8,6 +14,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from trio_engine.core.block_hash import BlockHasher
 from trio_engine.core.block_pool import BlockPool
 
 if TYPE_CHECKING:
@@ -21,18 +28,55 @@ logger = logging.getLogger(__name__)
 
 
 class KVCacheManager:
-    """Keeps each request's block table as long as its planned tokens need."""
+    """Keeps each request's block table as long as its planned tokens need.
 
-    __slots__ = ("block_size", "pool")
+    Args:
+        num_blocks: of the KV cache.
+        block_size: tokens of a block.
+        enable_prefix_caching: whether blocks are used again by requests that begin alike.
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    Counterpart: ``vllm/v1/core/kv_cache_manager.py``. There a block can be found as soon as it is
+    planned, here once it is computed.
+    """
+
+    __slots__ = ("_hasher", "block_size", "enable_prefix_caching", "pool")
+
+    def __init__(
+        self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True
+    ) -> None:
         self.pool = BlockPool(num_blocks)
         self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self._hasher = BlockHasher(block_size)
 
     @property
     def usage(self) -> float:
         """Share of the KV cache that is held, 0-1."""
         return self.pool.usage
+
+    def reads_cache(self, request: Request) -> bool:
+        """Whether a request that starts now may begin with cached blocks."""
+        return self.enable_prefix_caching and request.may_read_prefix_cache
+
+    def admit(self, request: Request) -> bool:
+        """Gives a request without blocks room for all its known tokens, cached ones first.
+
+        Sets ``num_cached_tokens`` and, as these are computed, ``num_planned_tokens``.
+
+        Returns:
+            False if too few blocks are free, then nothing has changed.
+        """
+        cached = self._find_cached(request)
+        num_missing = -(-len(request.token_ids) // self.block_size) - len(cached)
+        num_retained = sum(self.pool.reference_count(block_id) == 0 for block_id in cached)
+        if num_missing + num_retained > self.pool.num_free_blocks:
+            return False
+        self.pool.retain(cached)  # before they could be among those handed out
+        request.block_ids = cached + self.pool.allocate(num_missing)
+        request.num_findable_blocks = len(cached)
+        request.num_cached_tokens = len(cached) * self.block_size
+        request.num_planned_tokens = request.num_cached_tokens
+        return True
 
     def grow(self, request: Request, num_tokens: int) -> list[int] | None:
         """Makes room for the first ``num_tokens`` tokens of a request.
@@ -50,25 +94,64 @@ class KVCacheManager:
         request.block_ids.extend(block_ids)
         return block_ids
 
+    def cache_blocks(self, request: Request, num_tokens: int) -> None:
+        """Makes blocks findable whose tokens are among the first ``num_tokens`` of a request.
+
+        Plans that computed these tokens have settled (rule 3), and none will compute them again
+        in these blocks.
+        """
+        if not self.enable_prefix_caching:
+            return
+        for index in range(request.num_findable_blocks, num_tokens // self.block_size):
+            self.pool.cache(request.block_ids[index], self._hasher.hash_of(request, index))
+            request.num_findable_blocks = index + 1
+
     def free(self, request: Request) -> None:
-        """Takes all blocks of a request.
+        """Takes all blocks of a request; of those that are cached, the last are evicted first.
 
         They may be handed out at once though plans in flight still write there: plans run in
         order, so the new owner writes later (rule 3).
         """
-        self.pool.release(request.block_ids)
+        self.pool.release(reversed(request.block_ids))
         request.block_ids = []
+        request.num_findable_blocks = request.num_cached_tokens = 0
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets what is cached; False, and nothing is done, while blocks are held."""
+        if self.pool.num_free_blocks < self.pool.num_blocks:
+            return False
+        self.pool.forget_all()
+        return True
 
     def check_integrity(self, holders: Iterable[Request]) -> None:
         """Raises AssertionError unless exactly ``holders`` account for all held blocks."""
         self.pool.check_integrity()
         references = [0] * self.pool.num_blocks
         for request in holders:
-            for block_id in request.block_ids:
+            for index, block_id in enumerate(request.block_ids):
                 references[block_id] += 1
+                block_hash = self.pool.hash_of(block_id)
+                if block_hash is not None:
+                    expected = self._hasher.hash_of(request, index)
+                    assert block_hash == expected, f"{request} holds what block {block_id} is not"
         for block_id, count in enumerate(references):
             held = self.pool.reference_count(block_id)
             assert held == count, f"block {block_id}: {held} references, {count} holders"
+
+    def _find_cached(self, request: Request) -> list[int]:
+        """The longest run of cached blocks from the start of a request.
+
+        Its last token is never among them: whoever draws the next one must compute it.
+        """
+        if not self.reads_cache(request):
+            return []
+        block_ids = []
+        for index in range((len(request.token_ids) - 1) // self.block_size):
+            block_id = self.pool.find(self._hasher.hash_of(request, index))
+            if block_id is None:
+                break
+            block_ids.append(block_id)
+        return block_ids
 
 
 def effective_max_model_len(config: EngineConfig, properties: ExecutorProperties) -> int:

@@ -1,7 +1,7 @@
 """What a client has not been sent yet, merged so that a slow client costs bounded memory.
 
-Pure. The step loop fills it, the client's writer empties it whole. Entries are kept by request
-object and not by id: a request under a re-used id must not inherit older tokens.
+Pure. The step loop fills it, the client's writer empties it whole. Entries are kept by a request's
+life and not by id: a request under a re-used id must not inherit older tokens.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from trio_engine.core.logprobs import UnsentLogprobs
 from trio_engine.outputs import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -21,14 +22,15 @@ from trio_engine.tensors import TensorData
 
 if TYPE_CHECKING:
     from trio_engine.core.request import Request
+    from trio_engine.outputs import LogprobsLists, LogprobsTensors
 
 # A pooling request's end must carry a tensor, or a vLLM front end stops.
 EMPTY_POOLING_OUTPUT = TensorData("float32", (0,), b"")
-# Rough sizes in memory, for the limit only: an entry or an answer without its strings, a token, a
-# finished id without its text.
-ENTRY_BYTES = 64
-TOKEN_BYTES = 5
-FINISHED_ID_BYTES = 64
+# Sizes in memory, for the limit only: an entry or an answer without its texts, a token (an int and
+# its place in a list), a finished id without its text. Measured with CPython 3.11.
+ENTRY_BYTES = 500
+TOKEN_BYTES = 40
+FINISHED_ID_BYTES = 100
 
 
 class Outbox:
@@ -45,6 +47,7 @@ class Outbox:
         "_finished_requests",
         "_is_dead",
         "_limit_bytes",
+        "_logprobs",
         "_scheduler_stats",
         "_utility_outputs",
         "client_index",
@@ -59,7 +62,10 @@ class Outbox:
         self._limit_bytes = limit_bytes
         self.engine_index = engine_index
         self.num_bytes = 0
+        # By ``Request.life``.
         self._entries: dict[object, EngineCoreOutput] = {}
+        # Of those entries that have any; of their arrays none is touched before they are taken.
+        self._logprobs: dict[object, UnsentLogprobs] = {}
         self._finished_requests: set[str] = set()
         self._scheduler_stats: SchedulerStats | None = None
         self._utility_outputs: list[UtilityOutput] = []
@@ -91,6 +97,24 @@ class Outbox:
         self._entry_of(request).new_token_ids.append(token_id)
         self.num_bytes += TOKEN_BYTES
 
+    def append_logprobs(self, request: Request, rows: LogprobsLists) -> None:
+        """Adds the row of the token that is appended next."""
+        unsent = self._logprobs_of(request)
+        self.num_bytes -= unsent.num_bytes
+        unsent.append(rows)
+        self.num_bytes += unsent.num_bytes
+
+    def put_prompt_logprobs(self, request: Request, tensors: LogprobsTensors) -> None:
+        """Adds those of a request's prompt; the first ones stay."""
+        unsent = self._logprobs_of(request)
+        self.num_bytes -= unsent.num_bytes
+        unsent.put_prompt(tensors)
+        self.num_bytes += unsent.num_bytes
+
+    def put_num_nans(self, request: Request, num_nans: int) -> None:
+        """Adds to the count of NaNs that the logits of a request's unsent tokens had."""
+        self._entry_of(request).num_nans_in_logits += num_nans
+
     def finish(
         self, request: Request, reason: FinishReason, stop_reason: int | str | None = None
     ) -> None:
@@ -99,6 +123,7 @@ class Outbox:
         entry.finish_reason = reason
         entry.stop_reason = stop_reason
         self._note_finished(request.request_id)
+        self.num_bytes += _text_bytes(stop_reason)
 
     def refuse(
         self,
@@ -109,7 +134,7 @@ class Outbox:
         is_pooling: bool = False,
     ) -> None:
         """Adds the terminal event of a request that never got in."""
-        self._entries[object()] = EngineCoreOutput(
+        entry = self._entries[object()] = EngineCoreOutput(
             request_id,
             [],
             finish_reason=reason,
@@ -117,14 +142,16 @@ class Outbox:
             pooling_output=EMPTY_POOLING_OUTPUT if is_pooling else None,
         )
         self._note_finished(request_id)
-        self.num_bytes += ENTRY_BYTES + len(request_id)
+        self.num_bytes += _entry_bytes(entry)
 
     def drop(self, request: Request) -> None:
         """Takes back what is unsent of a request that its client aborted; only its end is told."""
-        entry = self._entries.pop(request, None)
+        entry = self._entries.pop(request.life, None)
         if entry is not None:
-            self.num_bytes -= ENTRY_BYTES + len(entry.request_id)
-            self.num_bytes -= TOKEN_BYTES * len(entry.new_token_ids)
+            self.num_bytes -= _entry_bytes(entry)
+        unsent = self._logprobs.pop(request.life, None)
+        if unsent is not None:
+            self.num_bytes -= unsent.num_bytes
         self._note_finished(request.request_id)
 
     def put_scheduler_stats(self, stats: SchedulerStats) -> None:
@@ -152,6 +179,10 @@ class Outbox:
             Messages in the order to send: all outputs in one, then each utility answer alone
             (a receiver reads nothing else of a message that has one).
         """
+        for life, unsent in self._logprobs.items():
+            entry = self._entries[life]
+            entry.new_logprobs = unsent.joined()
+            entry.new_prompt_logprobs_tensors = unsent.prompt
         messages: list[EngineCoreOutputs] = []
         if self._entries or self._finished_requests or self._scheduler_stats is not None:
             messages.append(
@@ -170,6 +201,7 @@ class Outbox:
             for answer in self._utility_outputs
         )
         self._entries = {}
+        self._logprobs = {}
         self._finished_requests = set()
         self._scheduler_stats = None
         self._utility_outputs = []
@@ -181,19 +213,37 @@ class Outbox:
             self._finished_requests.add(request_id)
             self.num_bytes += FINISHED_ID_BYTES + len(request_id)
 
+    def _logprobs_of(self, request: Request) -> UnsentLogprobs:
+        unsent = self._logprobs.get(request.life)
+        if unsent is None:
+            unsent = self._logprobs[request.life] = UnsentLogprobs()
+        return unsent
+
     def _entry_of(self, request: Request) -> EngineCoreOutput:
         """The unsent entry, opened if there is none, with all events up to now."""
-        entry = self._entries.get(request)
+        entry = self._entries.get(request.life)
         if entry is None:
-            entry = self._entries[request] = EngineCoreOutput(request.request_id, [])
+            entry = self._entries[request.life] = EngineCoreOutput(request.request_id, [])
             entry.trace_headers = request.trace_headers
             if request.prefill_stats is not None:
                 entry.prefill_stats, request.prefill_stats = request.prefill_stats, None
-            self.num_bytes += ENTRY_BYTES + len(request.request_id)
+            self.num_bytes += _entry_bytes(entry)
         if request.events:
             entry.events = (entry.events or []) + request.events
             request.events = []
         return entry
+
+
+def _entry_bytes(entry: EngineCoreOutput) -> int:
+    """What an entry holds, but for its log probabilities."""
+    num_bytes = ENTRY_BYTES + len(entry.request_id) + TOKEN_BYTES * len(entry.new_token_ids)
+    for header in (entry.trace_headers or {}).items():
+        num_bytes += sum(map(_text_bytes, header))
+    return num_bytes + _text_bytes(entry.stop_reason)
+
+
+def _text_bytes(text: object) -> int:
+    return len(text) if isinstance(text, str) else 0
 
 
 def _add_up(total: PrefixCacheStats, earlier: PrefixCacheStats) -> None:

@@ -7,14 +7,19 @@ max_num_seqs``. Plans are deltas to the executor's persistent rows; rule numbers
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from trio_engine.outputs import LogprobsLists, LogprobsTensors
+from trio_engine.requests import LoRARequest
 from trio_engine.sampling_params import SamplingParams
 from trio_engine.tensors import TensorData
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 NO_TOKEN = -1
 """In ``StepResult.token_ids``: this row has not reached its last known token (prefill chunk)."""
@@ -37,6 +42,36 @@ class ExecutorProperties(msgspec.Struct, frozen=True, kw_only=True):
     default_max_num_batched_tokens: int = 8192
 
 
+class RowMatcher(Protocol):
+    """How far the output of one row has come in its grammar (``structured.matcher``).
+
+    Attributes:
+        is_over: whether nothing may follow any more.
+        failure: why, unless it is because the grammar has ended.
+        may_only_end: whether the mask filled last allows nothing but tokens that end the request.
+    """
+
+    is_over: bool
+    failure: str | None
+    may_only_end: bool
+
+    def fill(self, words: NDArray[np.uint32]) -> None:
+        """Writes which tokens may be next, 32 to a word."""
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """Goes on by a token."""
+        ...
+
+
+class RowGrammar(Protocol):
+    """The grammar of one request, compiled. The core hands it on and knows nothing of it."""
+
+    def start(self, output_token_ids: Sequence[int], end_token_ids: Iterable[int]) -> RowMatcher:
+        """A matcher that has accepted the output so far."""
+        ...
+
+
 class NewRow(msgspec.Struct, kw_only=True):
     """A row that starts, or starts again after preemption, a reset or a failed step.
 
@@ -50,9 +85,13 @@ class NewRow(msgspec.Struct, kw_only=True):
         num_computed_tokens: how many leading tokens have their KV in ``block_ids`` already.
         block_ids: the row's block table so far.
         sampling_params: as admitted; not to be changed.
-        lora_id: adapter of the row, 0 for none.
+        lora_request: adapter of the row, None for none.
         prompt_embeds: ``[num_prompt_tokens, hidden]`` or None.
         prompt_is_token_ids: at which positions the id counts and not the embedding.
+        grammar: that its output follows, None for any output.
+
+    A row whose params ask for ``prompt_logprobs`` and that has no output yet starts with
+    ``num_computed_tokens`` 0: nothing is known of tokens that are not computed.
     """
 
     slot: int
@@ -62,9 +101,15 @@ class NewRow(msgspec.Struct, kw_only=True):
     num_computed_tokens: int
     block_ids: list[int]
     sampling_params: SamplingParams
-    lora_id: int = 0
+    lora_request: LoRARequest | None = None
     prompt_embeds: TensorData | None = None
     prompt_is_token_ids: list[bool] | None = None
+    grammar: RowGrammar | None = None
+
+    @property
+    def lora_id(self) -> int:
+        """Number of the row's adapter, 0 for none."""
+        return 0 if self.lora_request is None else self.lora_request.lora_int_id
 
 
 class StepPlan(msgspec.Struct, kw_only=True):
@@ -106,9 +151,15 @@ class StepResult(msgspec.Struct, kw_only=True):
     Attributes:
         plan_id: of the plan.
         token_ids: the sampled token of each row, or ``NO_TOKEN``.
-        logprobs: per slot, for rows that asked.
-        prompt_logprobs: per slot, for rows that asked and whose prompt is now complete.
+        logprobs: per slot, one row each, for rows that asked and got a token. Raw: after the
+            grammar's mask and before anything else that sampling does.
+        prompt_logprobs: per slot, for rows that asked and got the first token of their output.
         num_nans_in_logits: per slot, where there were any.
+        grammar_ends: per slot, where nothing may follow this token: None if the grammar has ended,
+            else why the row cannot go on, and its token does not count.
+
+    Arrays have the width that ``sampling_params.logprobs_width`` says, do not change any more,
+    and are no views of larger ones, which a slow client would keep alive.
     """
 
     plan_id: int
@@ -116,6 +167,7 @@ class StepResult(msgspec.Struct, kw_only=True):
     logprobs: dict[int, LogprobsLists] | None = None
     prompt_logprobs: dict[int, LogprobsTensors] | None = None
     num_nans_in_logits: dict[int, int] | None = None
+    grammar_ends: dict[int, str | None] | None = None
 
 
 class DeviceCommand(msgspec.Struct, kw_only=True):

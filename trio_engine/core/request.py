@@ -6,14 +6,15 @@ Pure. Counts of tokens, for a request with an unsettled token (sampled, not know
     all tokens   ------------------------------------- + num_unsettled_tokens
     num_planned_tokens   the leading tokens whose KV is computed once all plans in flight ran
 
-The scheduler owns ``slot``, ``block_ids``, ``num_planned_tokens`` and
-``num_unsettled_tokens``; ``EngineCore.update`` alone appends tokens.
+The scheduler owns ``slot``, the blocks and the counts of planned and unsettled tokens;
+``EngineCore.update`` alone appends tokens.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trio_engine.core.block_hash import root_hash
 from trio_engine.core.lifecycle import RequestEvent, RequestStatus, next_status
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from trio_engine.sampling_params import RepetitionDetectionParams, SamplingParams
 
 NO_SLOT = -1
+
+Turn = tuple[int, float, int]
+"""Order among requests, smallest first: priority, arrival time, number of its admission."""
 
 
 class Request:
@@ -34,26 +38,40 @@ class Request:
     """
 
     __slots__ = (
+        "arrival_time",
+        "asks_logprobs",
+        "block_hashes",
         "block_ids",
         "client_index",
+        "decode_end",
         "eos_token_id",
         "events",
+        "is_caught_up",
         "is_resident",
+        "life",
+        "lora_request",
         "max_total_tokens",
         "min_tokens",
+        "num_cached_tokens",
+        "num_findable_blocks",
         "num_planned_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "num_unsettled_tokens",
         "prefill_stats",
+        "priority",
+        "prompt_embeds",
+        "prompt_is_token_ids",
         "repetition_detection",
         "request_id",
+        "root_hash",
         "sampling_params",
         "slot",
         "status",
         "stop_token_ids",
         "token_ids",
         "trace_headers",
+        "turn",
     )
 
     def __init__(
@@ -63,11 +81,19 @@ class Request:
         max_tokens = max_model_len if params.max_tokens is None else params.max_tokens
         self.client_index = source.client_index
         self.request_id = source.request_id
+        # Stands for this life of its id where nothing else counts: what is unsent of a request
+        # that has ended must not keep its prompt in memory.
+        self.life = object()
         self.sampling_params: SamplingParams = params
         self.token_ids: list[int] = list(prompt)
         self.num_prompt_tokens = len(prompt)
         self.max_total_tokens = min(len(prompt) + max_tokens, max_model_len)
+        self.prompt_embeds = source.prompt_embeds
+        self.prompt_is_token_ids = source.prompt_is_token_ids
+        self.lora_request = source.lora_request
+        self.priority, self.arrival_time = source.priority, source.arrival_time
         self.trace_headers = source.trace_headers
+        self.asks_logprobs = params.num_logprobs is not None or params.prompt_logprobs is not None
 
         self.min_tokens = params.min_tokens
         self.eos_token_id = params.eos_token_id
@@ -78,10 +104,22 @@ class Request:
         self.slot = NO_SLOT
         # Whether the executor has its row; if not, the next plan that runs it sends the row.
         self.is_resident = False
-        self.block_ids: list[int] = []
+        self.turn: Turn = (0, 0.0, 0)
         self.num_planned_tokens = 0
         self.num_unsettled_tokens = 0
         self.num_preemptions = 0
+        # Planned tokens below which its next step is one more token in the blocks that it has;
+        # 0 where that has to be looked at.
+        self.decode_end = 0
+        # Whether a plan has settled, since it got its blocks, that left but the newest token to
+        # compute: then all known tokens but the newest are computed in these blocks.
+        self.is_caught_up = False
+        self.block_ids: list[int] = []
+        # See ``kv_cache``. Hashes outlive the blocks: the tokens that they stand for stay.
+        self.num_cached_tokens = 0
+        self.num_findable_blocks = 0
+        self.root_hash = root_hash(source)
+        self.block_hashes: list[bytes] = []
         # Collected until the next output entry takes them along.
         self.events: list[EngineCoreEvent] = []
         self.prefill_stats: PrefillStats | None = None
@@ -92,9 +130,28 @@ class Request:
         return (self.client_index, self.request_id)
 
     @property
+    def lora_id(self) -> int:
+        """Number of its adapter, 0 for none."""
+        return 0 if self.lora_request is None else self.lora_request.lora_int_id
+
+    @property
     def num_output_tokens(self) -> int:
         """Tokens generated and known."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Whether a row of it starts at its first token, whatever is cached or was computed.
+
+        Log probabilities of the prompt are told once and whole, with the first token of the
+        output, and its row has those of what it computed itself.
+        """
+        return self.sampling_params.prompt_logprobs is not None and not self.num_output_tokens
+
+    @property
+    def may_read_prefix_cache(self) -> bool:
+        """Whether it may begin with blocks that others have computed."""
+        return not (self.sampling_params.skip_reading_prefix_cache or self.needs_whole_prompt)
 
     @property
     def num_tokens_to_plan(self) -> int:

@@ -1,70 +1,101 @@
 """Which requests run in the next step, with how many tokens, in which blocks.
 
-Pure. Continuous batching, first come first served; long prompts are cut into chunks; when blocks
-run out, the youngest running request is preempted and computed again later. Nothing here knows
-tokens' values or clients: ``EngineCore`` does.
+Pure. Continuous batching in the order of turns: first come, first served, or by priority. Long
+prompts are cut into chunks; when blocks run out, the running request whose turn is last is
+preempted and computed again later. Nothing here knows tokens' values or clients: ``EngineCore``
+does.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import sys
+from bisect import insort
+from collections import Counter
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
-import msgspec
-
+from trio_engine.core.kv_cache import KVCacheManager
 from trio_engine.core.lifecycle import RequestEvent, RequestStatus
-from trio_engine.core.plan import NewRow, StepPlan
+from trio_engine.core.plan import StepPlan
 from trio_engine.core.request import NO_SLOT, Request
+from trio_engine.core.request_queue import RequestQueue
+from trio_engine.core.scheduled_step import ScheduledStep, StepDraft, make_row
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence, Set
 
-    from trio_engine.core.kv_cache import KVCacheManager
+    from trio_engine.config import EngineConfig, SchedulingPolicy
+    from trio_engine.core.plan import ExecutorProperties
 
-
-class ScheduledStep(msgspec.Struct, kw_only=True, eq=False):
-    """A plan and what the core must remember of it; lists are aligned with the plan's slots.
-
-    Attributes:
-        plan: for the executor.
-        requests: whose row is in each place.
-        starts: planned tokens of each request before this plan, to go back to if it fails.
-        samples: whether the row samples a token in this plan.
-        resumed: requests that got a slot in this plan, first start or not.
-        preempted: requests that lost theirs.
-    """
-
-    plan: StepPlan
-    requests: list[Request] = msgspec.field(default_factory=list)
-    starts: list[int] = msgspec.field(default_factory=list)
-    samples: list[bool] = msgspec.field(default_factory=list)
-    resumed: list[Request] = msgspec.field(default_factory=list)
-    preempted: list[Request] = msgspec.field(default_factory=list)
+_TURN = attrgetter("turn")
 
 
 class Scheduler:
-    """Owns the waiting queue, the running list, the slots and the KV blocks.
+    """Owns the queues, the running list, the slots and the KV blocks.
 
     Args:
         kv_cache: the blocks; must hold one request of max_model_len tokens, or a lone request
             could wait for ever.
         max_num_seqs: slots.
         max_num_batched_tokens: tokens of one step.
+        long_prefill_token_threshold: tokens of one request in one step; 0 is no such limit.
+        policy: ``fcfs`` or ``priority``: what makes a turn.
+        max_loras: adapters that running requests may use at once.
+
+    Counterpart: ``vllm/v1/core/sched/scheduler.py``. There, under ``priority``, running requests
+    get the step's tokens in the order of their admission, here by turn.
     """
 
     def __init__(
-        self, kv_cache: KVCacheManager, *, max_num_seqs: int, max_num_batched_tokens: int
+        self,
+        kv_cache: KVCacheManager,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        long_prefill_token_threshold: int = 0,
+        policy: SchedulingPolicy = "fcfs",
+        max_loras: int = 0,
     ) -> None:
         self.kv_cache = kv_cache
         self.max_num_batched_tokens = max_num_batched_tokens
-        # Ordered by turn; ordered dict, so that an abort in the middle of thousands is O(1).
-        self.waiting: OrderedDict[Request, None] = OrderedDict()
-        # Ordered by admission: the last is the first to be preempted.
+        self._max_tokens_per_row = long_prefill_token_threshold or sys.maxsize
+        self._has_priorities = policy == "priority"
+        self._num_added = 0
+        # Those that have never run, and those that have: these may go on while no new one starts.
+        self._fresh = RequestQueue()
+        self._preempted = RequestQueue()
+        # Those whose turn came while all places for adapters were taken: others go before them.
+        self._held_up: dict[Request, None] = {}
+        self._max_loras = max_loras
+        self._lora_ids: Counter[int] = Counter()  # of running requests
+        # Ordered by turn: the last is the first to be preempted.
         self.running: list[Request] = []
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         # Slots whose rows the executor still holds for nobody; told by the next plan.
         self._finished_slots: list[int] = []
         self._needs_reset = False
+        # Of the last plan, to hand out again if the next one has the same.
+        self._last_slots: Sequence[int] = ()
+        self._last_counts: Sequence[int] = ()
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, properties: ExecutorProperties) -> Scheduler:
+        """A scheduler and its blocks, for an engine's options and the executor that it loaded."""
+        kv_cache = KVCacheManager(
+            properties.num_blocks,
+            properties.block_size,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+        return cls(
+            kv_cache,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=(
+                config.max_num_batched_tokens or properties.default_max_num_batched_tokens
+            ),
+            long_prefill_token_threshold=config.long_prefill_token_threshold,
+            policy=config.scheduling_policy,
+            max_loras=config.max_loras,
+        )
 
     @property
     def num_free_slots(self) -> int:
@@ -72,24 +103,49 @@ class Scheduler:
         return len(self._free_slots)
 
     @property
+    def num_waiting(self) -> int:
+        """Requests without a slot, preempted ones included."""
+        return len(self._fresh) + len(self._preempted) + len(self._held_up)
+
+    @property
+    def lora_ids(self) -> Set[int]:
+        """Adapters that running requests use."""
+        return self._lora_ids.keys()
+
+    @property
+    def num_held_up(self) -> int:
+        """Requests that wait for a place for their adapter."""
+        return len(self._held_up)
+
+    @property
+    def waiting(self) -> list[Request]:
+        """Requests without a slot, by turn. Sorts them: for checks, not for steps."""
+        return sorted((*self._fresh, *self._preempted, *self._held_up), key=_TURN)
+
+    @property
     def has_started_requests(self) -> bool:
         """Whether any request here has started, preempted ones included."""
-        if self.running:
-            return True
-        first = next(iter(self.waiting), None)
-        return first is not None and first.status is RequestStatus.PREEMPTED
+        # Whoever is held up waits for one that runs.
+        return bool(self.running or self._preempted)
 
     def add(self, request: Request) -> None:
-        """Puts a new request at the end of the queue."""
-        self.waiting[request] = None
+        """Puts a new request into the queue."""
+        self._num_added += 1
+        if self._has_priorities:
+            request.turn = (request.priority, request.arrival_time, self._num_added)
+        else:
+            request.turn = (0, 0.0, self._num_added)
+        self._fresh.add(request)
 
     def remove(self, request: Request) -> None:
         """Forgets a request that ends, wherever it is; its slot and blocks are free at once."""
         if request.status is RequestStatus.RUNNING:
             self.running.remove(request)
             self._release(request)
+        elif request in self._held_up:
+            del self._held_up[request]
         else:
-            del self.waiting[request]
+            self._queue_of(request).remove(request)
 
     def schedule(self, plan_id: int, *, admit: bool) -> ScheduledStep:
         """Plans the next step.
@@ -101,24 +157,41 @@ class Scheduler:
         Returns:
             The step; without rows if nothing can run now, though it may have preempted.
         """
-        step = ScheduledStep(plan=StepPlan(plan_id=plan_id, slots=[], num_scheduled_tokens=[]))
-        budget = self._schedule_running(step, self.max_num_batched_tokens)
+        step = ScheduledStep(plan=StepPlan(plan_id=plan_id, slots=(), num_scheduled_tokens=()))
+        draft = StepDraft(step, self.max_num_batched_tokens)
+        self._schedule_running(draft)
         if not step.preempted:
-            self._schedule_waiting(step, budget, admit=admit)
+            self._schedule_waiting(draft, admit=admit)
         if not step.requests:
             return step  # changes to rows wait for a plan that is launched
+        self._set_rows(draft)
         step.plan.reset, self._needs_reset = self._needs_reset, False
         step.plan.finished_slots, self._finished_slots = self._finished_slots, []
         return step
 
+    def settle(self, step: ScheduledStep) -> None:
+        """A step has run, and all before it: its blocks hold what they were planned to hold.
+
+        Call it before the step's tokens end any request. What is full can be found from now on,
+        but for rows that were preempted since: their blocks are others' (rule 3).
+        """
+        for request, num_preemptions, num_tokens, samples in step.computed:
+            is_gone = request.status is not RequestStatus.RUNNING
+            if is_gone or request.num_preemptions != num_preemptions:
+                continue
+            # A roll-back has such a request compute its prompt again, in the same blocks.
+            if samples or not request.needs_whole_prompt:
+                self.kv_cache.cache_blocks(request, num_tokens)
+            request.is_caught_up = request.is_caught_up or samples
+
     def preempt_all(self) -> list[Request]:
-        """Takes slots and blocks of all running requests, oldest first in the queue again.
+        """Takes slots and blocks of all running requests, which keep their turns.
 
         Only while no plan is in flight. Tokens are kept.
         """
         preempted = list(self.running)
         while self.running:
-            self._preempt(self.running[-1])
+            self._preempt_last()
         return preempted
 
     def roll_back(self, steps: Iterable[ScheduledStep]) -> None:
@@ -138,116 +211,176 @@ class Scheduler:
                 request.num_planned_tokens = min(request.num_planned_tokens, start)
         for request in self.running:
             request.is_resident = False
+            request.decode_end = 0
+            if request.needs_whole_prompt:
+                request.num_planned_tokens = 0
+            # If it was preempted since and has resumed, the start was of other blocks; below
+            # this are blocks that it shares, and must not compute again.
+            if request.num_planned_tokens < request.num_cached_tokens:
+                request.num_planned_tokens = request.num_cached_tokens
         self._finished_slots.clear()
         self._needs_reset = True
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless queues, slots and blocks agree."""
-        assert not set(self.running) & set(self.waiting), "a request is in two queues"
+        waiting = self.waiting
+        assert not set(self.running) & set(waiting), "a request is in two queues"
+        assert self.running == sorted(self.running, key=_TURN), "running requests are out of turn"
         slots = [request.slot for request in self.running]
         all_slots = sorted(slots + self._free_slots)
         assert all_slots == list(range(len(all_slots))), "a slot is lost or doubled"
         for request in self.running:
             assert request.status is RequestStatus.RUNNING, f"{request} in running"
-        for request in self.waiting:
-            is_queued = request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
-            assert is_queued, f"{request} in waiting"
+        lora_ids = Counter(request.lora_id for request in self.running if request.lora_id)
+        assert lora_ids == self._lora_ids, "places for adapters are lost or doubled"
+        for request in waiting:
+            is_fresh = request.status is RequestStatus.WAITING
+            assert is_fresh or request.status is RequestStatus.PREEMPTED, f"{request} in waiting"
             assert not request.block_ids, f"{request} waits with blocks"
             assert request.slot == NO_SLOT, f"{request} waits with a slot"
         self.kv_cache.check_integrity(self.running)
 
-    def _schedule_running(self, step: ScheduledStep, budget: int) -> int:
-        index = 0
-        while budget > 0 and index < len(self.running):
-            request = self.running[index]
-            num_tokens = min(request.num_tokens_to_plan, budget)
-            if num_tokens > 0:
-                new_block_ids = self._grow(request, num_tokens, step)
-                if new_block_ids is None:
-                    break
-                self._append_row(step, request, num_tokens, new_block_ids)
-                budget -= num_tokens
-            index += 1
-        return budget
+    # Inside
 
-    def _grow(self, request: Request, num_tokens: int, step: ScheduledStep) -> list[int] | None:
-        """Room for more tokens, at the cost of the youngest; None if that is the request."""
+    def _schedule_running(self, draft: StepDraft) -> None:
+        requests, starts = draft.requests, draft.starts
+        # Victims leave the end of the list meanwhile, never a place that was passed already.
+        for request in self.running:
+            num_planned = request.num_planned_tokens
+            if num_planned < request.decode_end:
+                request.num_planned_tokens = num_planned + 1
+                request.num_unsettled_tokens += 1
+                requests.append(request)
+                starts.append(num_planned)
+                draft.budget -= 1
+            elif not self._plan_row(draft, request):
+                break
+            if draft.budget == 0:
+                break
+
+    def _plan_row(self, draft: StepDraft, request: Request) -> bool:
+        """Plans what a running request may compute, if anything; False if it was preempted."""
+        num_tokens = self._num_tokens(draft, request)
+        if num_tokens == 0:
+            return True
+        new_block_ids = self._grow(draft, request, num_tokens)
+        if new_block_ids is None:
+            return False
+        self._append_row(draft, request, num_tokens, new_block_ids)
+        return True
+
+    def _grow(self, draft: StepDraft, request: Request, num_tokens: int) -> list[int] | None:
+        """Room for more tokens, at the cost of the last; None if that is the request."""
         target = request.num_planned_tokens + num_tokens
         while (new_block_ids := self.kv_cache.grow(request, target)) is None:
-            # Never one that this step has already: those stand before ``request``.
-            victim = self.running[-1]
-            self._preempt(victim)
-            step.preempted.append(victim)
+            victim = self._preempt_last()
+            draft.step.preempted.append(victim)
             if victim is request:
                 return None
         return new_block_ids
 
-    def _schedule_waiting(self, step: ScheduledStep, budget: int, *, admit: bool) -> None:
-        while budget > 0 and self.waiting and self._free_slots:
-            request = next(iter(self.waiting))
-            if not admit and request.status is RequestStatus.WAITING:
-                break
+    def _schedule_waiting(self, draft: StepDraft, *, admit: bool) -> None:
+        while draft.budget > 0 and self._free_slots:
+            request = self._next_waiting(admit=admit)
             # Its replay would lack the token that is still in flight (rule 5). Nobody overtakes.
-            if request.num_unsettled_tokens:
+            if request is None or request.num_unsettled_tokens:
                 break
             # Blocks for all its tokens at once, also if it then starts with a chunk of them: two
             # half-computed prompts must not take each other's room.
-            if self.kv_cache.grow(request, len(request.token_ids)) is None:
+            if not self.kv_cache.admit(request):
                 break
-            del self.waiting[request]
+            self._queue_of(request).remove(request)
             request.advance(RequestEvent.SCHEDULE)
             request.slot = self._free_slots.pop()
-            self.running.append(request)
-            step.resumed.append(request)
-            num_tokens = min(request.num_tokens_to_plan, budget)
-            self._append_row(step, request, num_tokens, [])
-            budget -= num_tokens
+            insort(self.running, request, key=_TURN)
+            self._take_adapter_place(request)
+            draft.step.resumed.append(request)
+            self._append_row(draft, request, self._num_tokens(draft, request), [])
+
+    def _next_waiting(self, *, admit: bool) -> Request | None:
+        """Whose turn it is; who has no place for its adapter is put aside on the way."""
+        while True:
+            request = self._peek_waiting(admit=admit)
+            if request is None or self._has_adapter_place(request):
+                return request
+            self._queue_of(request).remove(request)
+            self._held_up[request] = None
+
+    def _peek_waiting(self, *, admit: bool) -> Request | None:
+        preempted = self._preempted.peek()
+        fresh = self._fresh.peek() if admit else None
+        if fresh is None or (preempted is not None and preempted.turn < fresh.turn):
+            return preempted
+        return fresh
+
+    def _has_adapter_place(self, request: Request) -> bool:
+        lora_id = request.lora_id
+        return not lora_id or lora_id in self._lora_ids or len(self._lora_ids) < self._max_loras
+
+    def _take_adapter_place(self, request: Request) -> None:
+        if request.lora_id:
+            self._lora_ids[request.lora_id] += 1
+
+    def _free_adapter_place(self, request: Request) -> None:
+        if not request.lora_id:
+            return
+        self._lora_ids[request.lora_id] -= 1
+        if not self._lora_ids[request.lora_id]:
+            del self._lora_ids[request.lora_id]
+            held_up, self._held_up = self._held_up, {}
+            for waiting in held_up:
+                self._queue_of(waiting).add(waiting)
+
+    def _queue_of(self, request: Request) -> RequestQueue:
+        return self._fresh if request.status is RequestStatus.WAITING else self._preempted
+
+    def _num_tokens(self, draft: StepDraft, request: Request) -> int:
+        return min(request.num_tokens_to_plan, self._max_tokens_per_row, draft.budget)
 
     def _append_row(
-        self, step: ScheduledStep, request: Request, num_tokens: int, new_block_ids: list[int]
+        self, draft: StepDraft, request: Request, num_tokens: int, new_block_ids: list[int]
     ) -> None:
-        plan = step.plan
+        start = request.num_planned_tokens
+        end = start + num_tokens
+        samples = end == len(request.token_ids) + request.num_unsettled_tokens
+        draft.append(request, num_tokens, samples=samples)
         if not request.is_resident:
-            plan.new_rows.append(_make_row(request))
+            draft.step.plan.new_rows.append(make_row(request))
             request.is_resident = True
         elif new_block_ids:
-            plan.new_block_ids.append((request.slot, new_block_ids))
-        start = request.num_planned_tokens
-        samples = start + num_tokens == len(request.token_ids) + request.num_unsettled_tokens
-        request.num_planned_tokens = start + num_tokens
+            draft.step.plan.new_block_ids.append((request.slot, new_block_ids))
+        request.num_planned_tokens = end
         request.num_unsettled_tokens += samples
-        plan.slots.append(request.slot)  # type: ignore[attr-defined]  # lists until handed over
-        plan.num_scheduled_tokens.append(num_tokens)  # type: ignore[attr-defined]
-        step.requests.append(request)
-        step.starts.append(start)
-        step.samples.append(samples)
+        room = len(request.block_ids) * self.kv_cache.block_size
+        request.decode_end = min(room, request.max_total_tokens - 1) if samples else 0
 
-    def _preempt(self, request: Request) -> None:
+    def _set_rows(self, draft: StepDraft) -> None:
+        plan = draft.step.plan
+        slots, counts = draft.finish()
+        # The same objects tell the executor without a look that it is the same batch.
+        if slots != self._last_slots:
+            self._last_slots = slots
+        if counts != self._last_counts:
+            self._last_counts = counts
+        plan.slots, plan.num_scheduled_tokens = self._last_slots, self._last_counts
+
+    def _preempt_last(self) -> Request:
+        request = self.running.pop()
         request.advance(RequestEvent.PREEMPT)
-        self.running.remove(request)
         self._release(request)
         request.num_planned_tokens = 0
         request.num_preemptions += 1
-        self.waiting[request] = None
-        self.waiting.move_to_end(request, last=False)
+        self._preempted.add(request)
+        return request
 
     def _release(self, request: Request) -> None:
+        if request.is_caught_up:
+            self.kv_cache.cache_blocks(request, len(request.token_ids) - 1)
         self.kv_cache.free(request)
+        self._free_adapter_place(request)
         self._free_slots.append(request.slot)
         if request.is_resident:
             self._finished_slots.append(request.slot)
-        request.is_resident = False
+        request.is_resident = request.is_caught_up = False
+        request.decode_end = 0
         request.slot = NO_SLOT
-
-
-def _make_row(request: Request) -> NewRow:
-    # Copies: the executor reads them on its own thread while the core goes on.
-    return NewRow(
-        slot=request.slot,
-        request_id=request.request_id,
-        token_ids=request.token_ids.copy(),
-        num_prompt_tokens=request.num_prompt_tokens,
-        num_computed_tokens=request.num_planned_tokens,
-        block_ids=request.block_ids.copy(),
-        sampling_params=request.sampling_params,
-    )

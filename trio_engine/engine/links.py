@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
     from trio_engine.core.outbox import Outbox
     from trio_engine.engine.step_loop import StepLoop
-    from trio_engine.transport.context import ZmqContext
-    from trio_engine.transport.socket import ZmqSocket
+    from trio_engine.transport.base import MessageConnections, MessageContext, MessageSocket
     from trio_engine.wire.messages import EngineZmqAddresses
 
 logger = logging.getLogger(__name__)
@@ -32,13 +31,19 @@ OUTPUT_SEND_HWM = 16
 
 
 class _Writer(msgspec.Struct, eq=False):
-    """One client's way out: ``scope`` shields its task, ``doorbell`` wakes and ends it,
-    ``room`` tells the client's reader that everything was sent."""
+    """One client's way out.
 
-    doorbell: Doorbell
-    room: Doorbell
-    scope: trio.CancelScope
-    done: trio.Event
+    ``scope`` shields its task, ``doorbell`` wakes and ends it, ``room`` tells the client's reader
+    that everything was sent. ``watch`` shields the task that looks whether the client is there.
+    """
+
+    doorbell: Doorbell = msgspec.field(default_factory=Doorbell)
+    room: Doorbell = msgspec.field(default_factory=Doorbell)
+    scope: trio.CancelScope = msgspec.field(default_factory=lambda: trio.CancelScope(shield=True))
+    watch: trio.CancelScope = msgspec.field(default_factory=lambda: trio.CancelScope(shield=True))
+    closing: trio.Event = msgspec.field(default_factory=trio.Event)
+    client_has_left: bool = False
+    done: trio.Event = msgspec.field(default_factory=trio.Event)
 
 
 class ClientLinks:
@@ -52,7 +57,12 @@ class ClientLinks:
     """
 
     def __init__(
-        self, context: ZmqContext, identity: bytes, *, clock: Callable[[], float], linger_s: float
+        self,
+        context: MessageContext,
+        identity: bytes,
+        *,
+        clock: Callable[[], float],
+        linger_s: float,
     ) -> None:
         self._context = context
         self._identity = identity
@@ -77,12 +87,17 @@ class ClientLinks:
         outboxes: Sequence[Outbox] = loop.core.outboxes
         for outbox, address in zip(outboxes, addresses.outputs, strict=True):
             socket = self._context.socket(
-                SocketKind.PUSH, send_hwm=OUTPUT_SEND_HWM, linger_s=self._linger_s
+                SocketKind.PUSH,
+                send_hwm=OUTPUT_SEND_HWM,
+                linger_s=self._linger_s,
+                only_connected=True,
             )
+            connections = socket.monitor()
             socket.connect(address)
-            writer = _Writer(Doorbell(), Doorbell(), trio.CancelScope(shield=True), trio.Event())
+            writer = _Writer()
             self._writers.append(writer)
             writers.start_soon(self._write, writer, socket, outbox, name=f"writer {address}")
+            writers.start_soon(self._watch, writer, connections, name=f"client at {address}")
         pairs = zip(outboxes, self._writers, addresses.inputs, strict=True)
         for outbox, writer, address in pairs:
             # With a high-water mark, what a client sends faster than it is read stays its own.
@@ -99,23 +114,43 @@ class ClientLinks:
         self._writers[client_index].doorbell.ring()
 
     def close(self, flush_timeout_s: float) -> None:
-        """Lets the writers send what is left and end, at the latest after the timeout."""
+        """Lets the writers send what is left and end, at the latest after the timeout.
+
+        For a client that has left nobody waits.
+        """
         deadline = trio.current_time() + flush_timeout_s
         for writer in self._writers:
             writer.scope.deadline = min(writer.scope.deadline, deadline)
             writer.doorbell.close()
+            writer.closing.set()
 
     async def wait_flushed(self) -> None:
         """Returns when every writer has ended; after ``close`` that is within its timeout."""
         for writer in self._writers:
             await writer.done.wait()
 
-    async def _write(self, writer: _Writer, socket: ZmqSocket, outbox: Outbox) -> None:
+    async def _write(self, writer: _Writer, socket: MessageSocket, outbox: Outbox) -> None:
         try:
             with writer.scope:
                 await write_outputs(socket, outbox, writer.doorbell, writer.room, self._clock)
-            if writer.scope.cancelled_caught:
+            if writer.scope.cancelled_caught and not writer.client_has_left:
                 logger.warning("outputs_dropped client=%d", outbox.client_index)
                 socket.drop_linger()  # its client had its time
+        except Exception:
+            if not writer.closing.is_set():
+                raise
+            # The engine has ended already, well or not, and this does not change how.
+            logger.exception("outputs_lost client=%d", outbox.client_index)
         finally:
+            writer.watch.cancel()
             writer.done.set()
+
+    async def _watch(self, writer: _Writer, connections: MessageConnections) -> None:
+        with writer.watch:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(connections.run)
+                await writer.closing.wait()
+                # Only now: until then it may come back, and its outputs are kept for it.
+                await connections.wait_all_left()
+                writer.client_has_left = True
+                writer.scope.cancel()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trio_engine.core.outbox import Outbox
     from trio_engine.engine.doorbell import Doorbell
     from trio_engine.engine.inbox import Inbox
-    from trio_engine.transport.socket import ZmqSocket
+    from trio_engine.transport.base import MessageSocket
     from trio_engine.wire.messages import Frames
 
 # Messages decoded between two checkpoints: about 1 ms of work, so that a burst of requests does
@@ -32,7 +32,9 @@ MAX_MESSAGES_PER_SLICE = 32
 MAX_LAST_MESSAGES = 1024
 
 
-async def read_requests(socket: ZmqSocket, outbox: Outbox, room: Doorbell, inbox: Inbox) -> None:
+async def read_requests(
+    socket: MessageSocket, outbox: Outbox, room: Doorbell, inbox: Inbox
+) -> None:
     """Decodes what comes from one client and hands it to the step loop, for ever.
 
     While the client's outbox is full nothing more is read of it: each message would add to
@@ -63,7 +65,7 @@ async def read_requests(socket: ZmqSocket, outbox: Outbox, room: Doorbell, inbox
 
 
 async def write_outputs(
-    socket: ZmqSocket,
+    socket: MessageSocket,
     outbox: Outbox,
     doorbell: Doorbell,
     room: Doorbell,

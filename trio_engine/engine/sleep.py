@@ -75,7 +75,7 @@ class SleepCalls:
         await self._loop.wait_paused(number)
         # No checkpoint from here to the answer: the pause is still on and nothing is in flight.
         if clear_cache:
-            self._core.preempt_all()
+            self._core.reset_prefix_cache(reset_running=True)
             self._loop.ring()  # for the gauges
 
     async def _finish_sleep(

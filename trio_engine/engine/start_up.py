@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from trio_engine.core.plan import ExecutorProperties
     from trio_engine.engine.doorbell import Doorbell
     from trio_engine.engine.forward_thread import ForwardThread
-    from trio_engine.transport.context import ZmqContext
-    from trio_engine.transport.socket import ZmqSocket
+    from trio_engine.transport.base import MessageContext, MessageSocket
     from trio_engine.wire.handshake import EngineHandshake
     from trio_engine.wire.messages import EngineZmqAddresses
 
@@ -34,8 +33,8 @@ HANDSHAKE_LINGER_S = 5.0
 
 
 async def greet(
-    context: ZmqContext, handshake: EngineHandshake, address: str, timeout_s: float
-) -> ZmqSocket:
+    context: MessageContext, handshake: EngineHandshake, address: str, timeout_s: float
+) -> MessageSocket:
     """Sends HELLO and waits for INIT, which ``handshake`` then holds.
 
     Returns:
@@ -94,7 +93,7 @@ def describe(
     )
 
 
-async def wait_coordinator(context: ZmqContext, address: str) -> None:
+async def wait_coordinator(context: MessageContext, address: str) -> None:
     """Subscribes at the coordinator and waits for its word that all engines have.
 
     The front end waits for this engine without a limit, and the coordinator for the slowest

@@ -15,7 +15,7 @@ import trio
 from trio_engine.core.plan import DeviceCommand, StepResult
 from trio_engine.engine.forward_thread import Broken, CommandDone, Loaded, StepFailed
 from trio_engine.engine.inbox import Inbox
-from trio_engine.errors import StepError
+from trio_engine.errors import StepError, brief
 from trio_engine.outputs import UtilityOutput
 from trio_engine.requests import EngineCoreRequest
 from trio_engine.wire.codec import UndecodableRequest
@@ -208,7 +208,8 @@ class StepLoop:
 
     def _take_utility_call(self, call: UtilityCall) -> None:
         if not 0 <= call.client_index < len(self.core.outboxes):
-            logger.warning("call_dropped method=%r client=%d", call.method, call.client_index)
+            shown = brief(repr(call.method))
+            logger.warning("call_dropped method=%s client=%d", shown, call.client_index)
         elif self._is_draining:
             self.refuse_utility_call(call)
         else:

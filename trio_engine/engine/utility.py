@@ -15,13 +15,16 @@ import msgspec
 import trio
 
 from trio_engine.engine.utility_methods import built_in_methods
-from trio_engine.errors import EngineError, ProtocolError, RequestError
+from trio_engine.errors import EngineError, ProtocolError, RequestError, brief
 from trio_engine.outputs import EngineCoreOutputs, UtilityOutput, UtilityResult
 from trio_engine.wire.codec import OutputsEncoder
 
 if TYPE_CHECKING:
     from trio_engine.engine.step_loop import StepLoop
     from trio_engine.wire.messages import UtilityCall
+
+FAILURE_LENGTH = 4000
+"""Characters of a reason: a handler's own may be a traceback, but not the value that it refuses."""
 
 UtilityHandler = Callable[..., Any]
 """Takes a call's arguments, returns the result or an awaitable of it."""
@@ -116,5 +119,6 @@ class UtilityCalls:
 
     def _answer_failure(self, call: UtilityCall, error: Exception) -> None:
         reason = str(error) if isinstance(error, EngineError) else repr(error)
-        failure = f"Call to {call.method} method failed: {reason}"
+        reason = brief(reason, FAILURE_LENGTH)
+        failure = f"Call to {brief(call.method)} method failed: {reason}"
         self._loop.answer(call.client_index, UtilityOutput(call.call_id, failure_message=failure))

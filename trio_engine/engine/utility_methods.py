@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from trio_engine.core.admission import check_adapter
 from trio_engine.engine.sleep import SLEEP_COMMAND, WAKE_UP_COMMAND, SleepCalls
 from trio_engine.errors import RequestError, UtilityError
 from trio_engine.requests import SERVED_TASK, LoRARequest
@@ -30,7 +31,7 @@ def built_in_methods(loop: StepLoop) -> dict[str, Callable[..., Any]]:
         **_pausing(SleepCalls(loop)),
         **_caches(loop),
         **_device(loop),
-        **_adapters(),
+        **_adapters(loop),
         "profile": _profile,
         "save_sharded_state": _save_sharded_state,
         "reinitialize_distributed": _no_elastic_parallelism,
@@ -55,9 +56,7 @@ def _caches(loop: StepLoop) -> dict[str, Callable[..., Any]]:
         reset_running: bool = False, reset_connector: bool = False
     ) -> bool:
         async with loop.planning_stopped():
-            if reset_running:
-                loop.core.preempt_all()
-            return not loop.core.has_running_blocks
+            return loop.core.reset_prefix_cache(reset_running=reset_running)
 
     return {
         "reset_prefix_cache": reset_prefix_cache,
@@ -79,6 +78,8 @@ def _device(loop: StepLoop) -> dict[str, Callable[..., Any]]:
             raise RequestError(f"{method} is a method of the engine: call that")
         if kwargs:
             raise RequestError(f"kwargs must be empty, got {kwargs!r}")
+        if limit_s is not None and not limit_s >= 0:  # so that NaN is refused too
+            raise RequestError(f"the timeout must be 0 s or more, got {limit_s}")
         with trio.move_on_after(math.inf if limit_s is None else limit_s):
             return [await loop.run_command(method, *(args or ()))]
         raise UtilityError(f"{method} was not done within {limit_s:g} s")
@@ -89,21 +90,35 @@ def _device(loop: StepLoop) -> dict[str, Callable[..., Any]]:
     return {"collective_rpc": collective_rpc, "execute_dummy_batch": execute_dummy_batch}
 
 
-def _adapters() -> dict[str, Callable[..., Any]]:
-    def add_lora(lora_request: LoRARequest) -> bool:
-        raise RequestError(f"adapter {lora_request.lora_name!r}: this engine serves no adapters")
+def _adapters(loop: StepLoop) -> dict[str, Callable[..., Any]]:
+    async def add_lora(lora_request: LoRARequest) -> bool:
+        check_adapter(lora_request)
+        return bool(await change("add_lora", lora_request, replaces=lora_request.load_inplace))
 
-    def remove_lora(lora_id: int) -> bool:
-        return False
+    async def remove_lora(lora_id: int) -> bool:
+        if lora_id in loop.core.lora_ids:
+            raise RequestError(f"adapter {lora_id} is in use")
+        return bool(await change("remove_lora", lora_id, replaces=True))
 
-    def pin_lora(lora_id: int) -> bool:
-        raise RequestError(f"adapter {lora_id} is not here: this engine serves no adapters")
+    async def pin_lora(lora_id: int) -> bool:
+        return bool(await loop.run_command("pin_lora", lora_id))
+
+    async def list_loras() -> set[int]:
+        return set(await loop.run_command("list_loras"))
+
+    async def change(method: str, argument: Any, *, replaces: bool) -> Any:
+        # What was computed with an adapter must not be found once another has its id.
+        async with loop.planning_stopped():
+            done = await loop.run_command(method, argument)
+            if replaces:
+                loop.core.reset_prefix_cache(reset_running=True)
+            return done
 
     return {
         "add_lora": add_lora,
         "remove_lora": remove_lora,
         "pin_lora": pin_lora,
-        "list_loras": lambda: set[int](),
+        "list_loras": list_loras,
     }
 
 

@@ -15,7 +15,8 @@ import msgspec
 
 from trio_engine.core.plan import NO_TOKEN, ExecutorProperties, StepResult
 from trio_engine.errors import RequestError, StepError
-from trio_engine.executor.null import modelless_properties
+from trio_engine.executor.made_up_logprobs import MadeUpLogprobs
+from trio_engine.executor.null import modelless_adapters, modelless_properties
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,6 +63,8 @@ class KVCheckingExecutor:
         self._block_size = self._properties.block_size
         self._store: dict[int, int] = {}
         self._rows: dict[int, _Row] = {}
+        self._logprobs = MadeUpLogprobs(self._properties.vocab_size)
+        self._adapters = modelless_adapters(config)
         self._results: deque[StepResult] = deque()
         self._next_plan_id = 0
         self._asleep: set[str] = set()
@@ -74,6 +77,7 @@ class KVCheckingExecutor:
         """Applies the plan at once.
 
         Raises:
+            RequestStepError: there is no place for a row's adapter.
             StepError: what the plan says contradicts the rows or the store, or memory sleeps.
         """
         if self._asleep:
@@ -81,12 +85,15 @@ class KVCheckingExecutor:
                 f"plan {plan.plan_id}, but memory sleeps: {', '.join(sorted(self._asleep))}"
             )
         self._check_order(plan)
+        self._adapters.apply(plan)
         self._apply_changes(plan)
         if len(set(plan.slots)) != len(plan.slots) or not plan.slots:
             raise StepError(f"plan {plan.plan_id} names slots {list(plan.slots)}")
         pairs = zip(plan.slots, plan.num_scheduled_tokens, strict=True)
         token_ids = [self._run_row(self._row(slot), num_tokens) for slot, num_tokens in pairs]
-        self._results.append(StepResult(plan_id=plan.plan_id, token_ids=token_ids))
+        result = StepResult(plan_id=plan.plan_id, token_ids=token_ids)
+        self._logprobs.put_into(result, plan.slots)
+        self._results.append(result)
 
     def collect(self) -> StepResult:
         """The oldest result."""
@@ -100,6 +107,8 @@ class KVCheckingExecutor:
         """
         if self._results:
             raise StepError(f"command {command.method!r} overtook a plan")
+        if self._adapters.can_do(command):
+            return self._adapters.do(command)
         if command.method == "sleep":
             (tags,) = command.args
             self._asleep.update(tags)
@@ -136,6 +145,7 @@ class KVCheckingExecutor:
             self._set_up(row, plan)
         for slot, block_ids in plan.new_block_ids:
             self._row(slot).block_ids.extend(block_ids)
+            self._clear(block_ids)
 
     def _set_up(self, row: NewRow, plan: StepPlan) -> None:
         if row.slot in self._rows:
@@ -144,6 +154,11 @@ class KVCheckingExecutor:
             raise StepError(f"plan {plan.plan_id} names slot {row.slot}")
         if not 1 <= row.num_prompt_tokens <= len(row.token_ids):
             raise StepError(f"row of {row.request_id!r} lacks prompt tokens")
+        has_output = len(row.token_ids) > row.num_prompt_tokens
+        asks_for_prompt = row.sampling_params.prompt_logprobs is not None and not has_output
+        if asks_for_prompt and row.num_computed_tokens:
+            raise StepError(f"row of {row.request_id!r} cannot tell its prompt's logprobs")
+        self._logprobs.set_up(row)
         made = self._rows[row.slot] = _Row(
             row.lora_id,
             row.num_computed_tokens,
@@ -152,6 +167,13 @@ class KVCheckingExecutor:
         )
         for token_id in row.token_ids:
             made.append(token_id)
+        self._clear(row.block_ids[-(-row.num_computed_tokens // self._block_size) :])
+
+    def _clear(self, block_ids: Sequence[int]) -> None:
+        """As a device may: nobody wants any more what these blocks held."""
+        for block_id in block_ids:
+            for address in range(block_id * self._block_size, (block_id + 1) * self._block_size):
+                self._store.pop(address, None)
 
     def _max_total_tokens(self, row: NewRow) -> int:
         limit, max_tokens = self._properties.max_model_len, row.sampling_params.max_tokens

@@ -13,6 +13,8 @@ import numpy as np
 
 from trio_engine.core.plan import NO_TOKEN, ExecutorProperties, StepResult
 from trio_engine.errors import RequestError
+from trio_engine.executor.adapters import Adapters
+from trio_engine.executor.made_up_logprobs import MadeUpLogprobs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,9 +49,16 @@ def modelless_properties(config: EngineConfig) -> ExecutorProperties:
     )
 
 
+def modelless_adapters(config: EngineConfig) -> Adapters:
+    """The adapters of an executor without a model: counted, and nothing is read."""
+    max_loras = config.max_loras if config.enable_lora else 0
+    return Adapters(max_loras, load=lambda _: None, unload=lambda _: None)
+
+
 class NullExecutor:
     """Sleeps ``config.null_step_ms`` per plan and draws ``null_token``.
 
+    Of the sampling options it looks at those for log probabilities, which are made up.
     Rows are columns of arrays, so that a step costs the same few microseconds for any batch.
     """
 
@@ -62,6 +71,8 @@ class NullExecutor:
         self._num_computed = np.zeros(config.max_num_seqs, dtype=np.int64)
         self._num_known = np.zeros(config.max_num_seqs, dtype=np.int64)
         self._offsets = np.zeros(config.max_num_seqs, dtype=np.int64)
+        self._logprobs = MadeUpLogprobs(VOCAB_SIZE)
+        self._adapters = modelless_adapters(config)
         self._plans: deque[StepPlan] = deque()
 
     def load(self) -> ExecutorProperties:
@@ -69,7 +80,12 @@ class NullExecutor:
         return modelless_properties(self._config)
 
     def launch(self, plan: StepPlan) -> None:
-        """Notes the plan; all time passes in ``collect``."""
+        """Notes the plan; all time passes in ``collect``.
+
+        Raises:
+            RequestStepError: there is no place for a row's adapter.
+        """
+        self._adapters.apply(plan)
         self._plans.append(plan)
 
     def collect(self) -> StepResult:
@@ -82,15 +98,21 @@ class NullExecutor:
             self._num_known[row.slot] = len(row.token_ids)
             prompt_sum = sum(row.token_ids[: row.num_prompt_tokens])
             self._offsets[row.slot] = prompt_sum - row.num_prompt_tokens
+            self._logprobs.set_up(row)
         slots = np.array(plan.slots, dtype=np.int64)
-        return StepResult(plan_id=plan.plan_id, token_ids=self._step(slots, plan).tolist())
+        result = StepResult(plan_id=plan.plan_id, token_ids=self._step(slots, plan).tolist())
+        self._logprobs.put_into(result, plan.slots)
+        return result
 
     def command(self, command: DeviceCommand) -> Any:
         """Sleeps and wakes up with nothing to give back; a dummy batch takes a step's time."""
+        if self._adapters.can_do(command):
+            return self._adapters.do(command)
         if command.method == "execute_dummy_batch":
             time.sleep(self._step_s)
         elif command.method not in ("sleep", "wake_up"):
             raise RequestError(f"the null executor has no method {command.method!r}")
+        return None
 
     def shutdown(self) -> None:
         """Nothing to release."""

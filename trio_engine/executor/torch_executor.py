@@ -10,6 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from trio_engine.errors import RequestError, StepError
+from trio_engine.executor.adapters import Adapters
 from trio_engine.executor.openmp import short_spins
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from trio_engine.model.in_flight import StepInFlight
     from trio_engine.model.runner import ModelRunner
     from trio_engine.model.sleep import ModelMemory
+    from trio_engine.requests import LoRARequest
 
 
 class TorchExecutor:
@@ -52,6 +54,9 @@ class TorchExecutor:
         self._on_progress = on_progress
         self._runner: ModelRunner | None = None
         self._memory: ModelMemory | None = None
+        self._adapters = Adapters(
+            config.max_loras if config.enable_lora else 0, self._load_adapter, self._unload_adapter
+        )
         self._in_flight: deque[StepInFlight] = deque()
 
     def load(self) -> ExecutorProperties:
@@ -73,7 +78,8 @@ class TorchExecutor:
         """Starts a plan.
 
         Raises:
-            RequestStepError: a new row has token ids outside the vocabulary.
+            RequestStepError: a new row has token ids outside the vocabulary, or an adapter that
+                cannot be loaded.
             StepError: it contradicts the rows, memory ran out or sleeps, or there is no model.
         """
         if plan.reset:
@@ -83,6 +89,7 @@ class TorchExecutor:
             raise StepError(
                 f"plan {plan.plan_id}, but memory sleeps: {', '.join(sorted(memory.asleep))}"
             )
+        self._adapters.apply(plan)
         self._in_flight.append(runner.launch(plan))
 
     def collect(self) -> StepResult:
@@ -102,10 +109,12 @@ class TorchExecutor:
 
         Raises:
             RequestError: the executor has no such command, or it needs memory that sleeps.
-            ModelError: the weights cannot be read again.
-            UtilityError: there is too little memory to wake up.
+            ModelError: the weights cannot be read again, or an adapter cannot be read.
+            UtilityError: there is too little memory to wake up, or for an adapter.
         """
         runner, memory = self._loaded()
+        if self._adapters.can_do(command):
+            return self._adapters.do(command)
         if command.method == "sleep":
             memory.release(*command.args)
         elif command.method == "wake_up":
@@ -118,11 +127,20 @@ class TorchExecutor:
             raise RequestError(f"memory sleeps: {', '.join(sorted(memory.asleep))}")
         else:
             runner.run_dummy_batch()
+        return None
 
     def shutdown(self) -> None:
         """Lets go of the model and the cache."""
         self._in_flight.clear()
         self._runner = self._memory = None
+
+    def _load_adapter(self, request: LoRARequest) -> None:
+        runner, _ = self._loaded()
+        runner.load_adapter(request, max_rank=self._config.max_lora_rank)
+
+    def _unload_adapter(self, lora_id: int) -> None:
+        runner, _ = self._loaded()
+        runner.adapters.remove(lora_id)
 
     def _loaded(self) -> tuple[ModelRunner, ModelMemory]:
         if self._runner is None or self._memory is None:

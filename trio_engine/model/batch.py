@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from trio_engine.model.attention import AttentionView
     from trio_engine.model.config import ModelConfig
     from trio_engine.model.kv_cache import KVCache
+    from trio_engine.model.lora import LoRAAdapters, LoRATokens
     from trio_engine.model.rows import Rows
 
 
@@ -37,6 +38,7 @@ class Batch:
         full: attention of layers that see everything.
         sliding: attention of layers with a window. Where a model has but one kind of layers, both
             are its kind's.
+        lora: the tokens of each adapter in the batch; empty if there is none.
     """
 
     token_ids: Tensor
@@ -45,6 +47,7 @@ class Batch:
     sampling_tokens: Tensor | None
     full: AttentionView
     sliding: AttentionView
+    lora: tuple[LoRATokens, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +87,7 @@ class BatchBuilder:
         rows: the persistent rows.
         cache: gives block size and the bytes of a block.
         model: which layers slide, and their window.
+        adapters: those that rows may use.
         device: of the batches.
         dtype: of the model's weights.
     """
@@ -93,12 +97,14 @@ class BatchBuilder:
         rows: Rows,
         cache: KVCache,
         model: ModelConfig,
+        adapters: LoRAAdapters,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         self._rows = rows
         self._cache = cache
         self._model = model
+        self._adapters = adapters
         self._device = device
         self._dtype = dtype
 
@@ -128,6 +134,7 @@ class BatchBuilder:
             sampling_tokens=self._sampling_tokens(layout),
             full=full,
             sliding=sliding,
+            lora=self._adapters.tokens_of(rows.lora_ids[token_slots], self._device),
         )
 
     def _fill_in(

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from trio_engine.model.attention import attend
 from trio_engine.model.linear import linear
+from trio_engine.model.lora import add_lora
 from trio_engine.model.rope import RotaryEmbedding, Rotation, rotate_
 
 if TYPE_CHECKING:
@@ -53,25 +54,33 @@ class Decoder:
         """Takes weights of the same configuration, type and device as at first."""
         self._weights = weights
 
-    def forward(self, batch: Batch, cache: KVCache) -> Tensor | None:
-        """Computes a batch, writes its keys and values, and scores what follows.
+    def forward(self, batch: Batch, cache: KVCache) -> Tensor:
+        """Computes a batch, and writes its keys and values.
 
         Args:
-            batch: tokens, positions, KV slots and which of them sample.
+            batch: tokens, positions and KV slots.
             cache: holds the KV of every earlier token of each row.
 
         Returns:
-            ``[num_sampling, vocab]`` float32, in the order of ``batch.sampling_tokens``; None if
-            nothing samples.
+            ``[num_tokens, hidden]``, what the last layer made of each token.
         """
         hidden = functional.embedding(batch.token_ids, self._weights.embedding)
         rotation = self._rope.rotation(batch.positions)
         for index, layer in enumerate(self._weights.layers):
             hidden += self._attention(index, layer, hidden, rotation, batch, cache)
-            hidden += self._mlp(layer, hidden)
-        if batch.sampling_tokens is None:
-            return None
-        return self._head(hidden.index_select(0, batch.sampling_tokens))
+            hidden += self._mlp(index, layer, hidden, batch)
+        return hidden
+
+    def score(self, hidden: Tensor) -> Tensor:
+        """Scores what follows each of some tokens.
+
+        Args:
+            hidden: ``[n, hidden]`` out of ``forward``.
+
+        Returns:
+            Logits ``[n, vocab]`` float32, contiguous.
+        """
+        return linear(self._norm(hidden, self._weights.final_norm), self._weights.head).float()
 
     def _attention(
         self,
@@ -83,7 +92,9 @@ class Decoder:
         cache: KVCache,
     ) -> Tensor:
         config = self.config
-        heads = linear(self._norm(hidden, layer.input_norm), layer.qkv, layer.qkv_bias)
+        normed = self._norm(hidden, layer.input_norm)
+        heads = linear(normed, layer.qkv, layer.qkv_bias)
+        heads = add_lora(heads, normed, batch.lora, index, "qkv")
         heads = heads.view(hidden.shape[0], -1, config.head_dim)
         queries_keys = heads[:, : self._num_query_key_heads]
         if layer.qk_norm is not None:
@@ -96,15 +107,16 @@ class Decoder:
         cache.write(index, batch.slots, keys_values)
         view = batch.sliding if config.layer_is_sliding[index] else batch.full
         attended = attend(queries, keys_values, cache, index, view)
-        return linear(attended, layer.out, layer.out_bias)
+        out = linear(attended, layer.out, layer.out_bias)
+        return add_lora(out, attended, batch.lora, index, "out")
 
-    def _mlp(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
+    def _mlp(self, index: int, layer: LayerWeights, hidden: Tensor, batch: Batch) -> Tensor:
         normed = self._norm(hidden, layer.post_norm)
-        gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
-        return linear(functional.silu(gate).mul_(up), layer.down, layer.down_bias)
-
-    def _head(self, hidden: Tensor) -> Tensor:
-        return linear(self._norm(hidden, self._weights.final_norm), self._weights.head).float()
+        gate_up = linear(normed, layer.gate_up, layer.gate_up_bias)
+        gate, up = add_lora(gate_up, normed, batch.lora, index, "gate_up").chunk(2, dim=-1)
+        gated = functional.silu(gate).mul_(up)
+        out = linear(gated, layer.down, layer.down_bias)
+        return add_lora(out, gated, batch.lora, index, "down")
 
     def _norm(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
         return functional.rms_norm(x, (x.shape[-1],), weight, self.config.rms_norm_eps)

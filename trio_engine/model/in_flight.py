@@ -12,18 +12,27 @@ import numpy as np
 import torch
 
 from trio_engine.core.plan import NO_TOKEN, StepPlan, StepResult
+from trio_engine.model.logprobs import LogprobsGroup, lists_by_slot
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from trio_engine.model.prompt_logprobs import PromptScores
     from trio_engine.model.rows import Rows
     from trio_engine.model.sampler import SampledTokens
 
 
 class SampledOnHost:
-    """Sampled tokens on their way to the host."""
+    """Sampled tokens on their way to the host.
+
+    Attributes:
+        logprobs: of rows that asked, there when ``wait`` has returned.
+    """
 
     def __init__(self, sampled: SampledTokens) -> None:
+        self.logprobs = [
+            LogprobsGroup(group.indices, group.values.to_host()) for group in sampled.logprobs
+        ]
         self._token_ids = sampled.token_ids.to("cpu", non_blocking=True)
         self._num_nans = sampled.num_nans
         self._arrived: torch.cuda.Event | None = None
@@ -43,13 +52,23 @@ class SampledOnHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledRows:
-    """The rows of a step that sample, and which token of theirs it is."""
+    """The rows of a step that sample, and which token of theirs it is.
+
+    Attributes:
+        plan_indices: ``[n]``: the rows' places in the plan.
+        slots: ``[n]``.
+        generations: ``[n]``: of the slots when the step was launched.
+        positions: ``[n]``: of the token in its row.
+        on_host: the tokens.
+        prompts: by slot, of prompts that are complete.
+    """
 
     plan_indices: NDArray[np.int64]
     slots: NDArray[np.int64]
     generations: NDArray[np.int64]
     positions: NDArray[np.int64]
     on_host: SampledOnHost
+    prompts: dict[int, PromptScores]
 
 
 class StepInFlight:
@@ -75,17 +94,23 @@ class StepInFlight:
         return self._result
 
     def _settle(self) -> StepResult:
-        token_ids = np.full(len(self._slots), NO_TOKEN, dtype=np.int64)
-        num_nans = None
-        if self._sampled is not None:
-            rows = self._sampled
-            values, nans = rows.on_host.wait()
-            self._rows.settle(rows.slots, rows.generations, rows.positions, values)
-            token_ids[rows.plan_indices] = values
-            num_nans = _nonzero(rows.slots, nans)
-        return StepResult(
-            plan_id=self._plan_id, token_ids=token_ids.tolist(), num_nans_in_logits=num_nans
-        )
+        result = StepResult(plan_id=self._plan_id, token_ids=[NO_TOKEN] * len(self._slots))
+        if self._sampled is None:
+            return result
+        rows = self._sampled
+        values, nans = rows.on_host.wait()
+        self._rows.settle(rows.slots, rows.generations, rows.positions, values)
+        token_ids = np.array(result.token_ids)
+        token_ids[rows.plan_indices] = values
+        result.token_ids = token_ids.tolist()
+        result.num_nans_in_logits = _nonzero(rows.slots, nans)
+        if rows.on_host.logprobs:
+            result.logprobs = lists_by_slot(rows.on_host.logprobs, rows.slots)
+        if rows.prompts:
+            result.prompt_logprobs = {
+                slot: prompt.to_tensors() for slot, prompt in rows.prompts.items()
+            }
+        return result
 
 
 def _nonzero(slots: NDArray[np.int64], counts: NDArray[np.int64] | None) -> dict[int, int] | None:

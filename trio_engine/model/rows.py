@@ -37,6 +37,7 @@ class Rows:
         num_prompt: how many of them are the prompt.
         num_computed: how many have their KV.
         generation: rises whenever a slot is set up or dropped.
+        lora_ids: the row's adapter, 0 for none.
         block_tables: ``[max_num_seqs, max_blocks]`` int32, null block beyond the row's own.
     """
 
@@ -58,6 +59,7 @@ class Rows:
         self.num_prompt = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_computed = np.zeros(max_num_seqs, dtype=np.int64)
         self.generation = np.zeros(max_num_seqs, dtype=np.int64)
+        self.lora_ids = np.zeros(max_num_seqs, dtype=np.int64)
         width = -(-(max_model_len + 1) // block_size)
         self.block_tables = np.full((max_num_seqs, width), num_blocks, dtype=np.int32)
         self._num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
@@ -86,6 +88,14 @@ class Rows:
             self._append_blocks(self._checked(slot), block_ids)
             fresh += block_ids
         return fresh
+
+    def num_output(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Output tokens of each row, the unsettled one included."""
+        return self.num_tokens[slots] - self.num_prompt[slots]
+
+    def settled_output(self, slot: int) -> NDArray[np.int32]:
+        """The output tokens of a row whose values the host knows; a view."""
+        return self.token_ids[slot, self.num_prompt[slot] : self.num_settled[slot]]
 
     def check_scheduled(self, slots: NDArray[np.int64], num_scheduled: NDArray[np.int64]) -> None:
         """Finds a step that no rows can run.
@@ -169,6 +179,7 @@ class Rows:
         self.num_tokens[slot] = self.num_settled[slot] = num_tokens
         self.num_prompt[slot] = row.num_prompt_tokens
         self.num_computed[slot] = row.num_computed_tokens
+        self.lora_ids[slot] = row.lora_id
         self._append_blocks(slot, row.block_ids)
         return row.block_ids[-(-row.num_computed_tokens // self._block_size) :]
 

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from trio_engine.errors import StepError
+from trio_engine.errors import RequestStepError, StepError, UtilityError
 from trio_engine.model.attention import AttentionView, PrefillChunk
 from trio_engine.model.batch import Batch, BatchBuilder, StepLayout, lay_out
 from trio_engine.model.device import out_of_memory_as, to_device
 from trio_engine.model.in_flight import SampledOnHost, SampledRows, StepInFlight
+from trio_engine.model.lora import LoRAAdapters
+from trio_engine.model.lora_loader import load_adapter
+from trio_engine.model.prompt_logprobs import PromptLogprobs
 from trio_engine.model.rows import Rows
 from trio_engine.model.sampler import Sampler
-from trio_engine.model.sampling_rows import SamplingRows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from trio_engine.core.plan import StepPlan
     from trio_engine.model.decoder import Decoder
     from trio_engine.model.kv_cache import KVCache
+    from trio_engine.requests import LoRARequest
 
 
 class ModelRunner:
@@ -39,6 +42,9 @@ class ModelRunner:
         max_model_len: tokens of one row.
         launches_ahead: leave sampled tokens on the device until ``StepInFlight.settle``, so that
             the next plan can start before. A device without a queue of its own gains nothing.
+
+    Attributes:
+        adapters: that rows may use.
     """
 
     def __init__(
@@ -61,9 +67,12 @@ class ModelRunner:
             cache.shape.block_size,
             cache.num_blocks,
         )
-        self._sampling_rows = SamplingRows(max_num_seqs, model.vocab_size)
-        self._sampler = Sampler(self._sampling_rows)
-        self._batches = BatchBuilder(self._rows, cache, model, self._device, self._dtype)
+        self._sampler = Sampler(self._rows, model.vocab_size, self._device)
+        self._prompt_logprobs = PromptLogprobs(self._rows, model.vocab_size, decoder.score)
+        self.adapters = LoRAAdapters()
+        self._batches = BatchBuilder(
+            self._rows, cache, model, self.adapters, self._device, self._dtype
+        )
         # The newest token of each row, where the next step finds it without asking the host.
         self._last_tokens: Tensor | None = None
         if launches_ahead:
@@ -103,16 +112,44 @@ class ModelRunner:
         """Applies a plan's deltas and starts its forward pass.
 
         Raises:
-            RequestStepError: a new row has token ids outside the vocabulary.
+            RequestStepError: a new row has token ids outside the vocabulary, or an adapter that is
+                not here.
             StepError: the plan contradicts the rows, or memory ran out.
         """
+        self._check_adapters(plan)
         with out_of_memory_as(StepError, f"computing {plan.num_tokens} tokens"):
             fresh_blocks = self._rows.apply(plan)
-            for row in plan.new_rows:
-                self._sampling_rows.set_up(row.slot, row.sampling_params)
+            self._sampler.apply(plan)
+            self._prompt_logprobs.apply(plan)
             if fresh_blocks:
                 self._cache.clear(to_device(np.array(fresh_blocks, dtype=np.int64), self._device))
             return self._run(plan)
+
+    def load_adapter(self, request: LoRARequest, *, max_rank: int) -> None:
+        """Reads an adapter for rows to use, in place of one of the same id.
+
+        Raises:
+            ModelError: missing, damaged, unsupported or for another model.
+            UtilityError: memory ran out.
+        """
+        with out_of_memory_as(UtilityError, f"loading adapter {request.lora_name!r}"):
+            adapter = load_adapter(
+                request.lora_path,
+                request.lora_int_id,
+                self._decoder.config,
+                max_rank=max_rank,
+                dtype=self._dtype,
+                device=self._device,
+            )
+        self.adapters.add(adapter)
+
+    def _check_adapters(self, plan: StepPlan) -> None:
+        lost = [row for row in plan.new_rows if row.lora_id and row.lora_id not in self.adapters]
+        if lost:
+            raise RequestStepError(
+                f"request {lost[0].request_id}: adapter {lost[0].lora_id} is not loaded",
+                slots=[row.slot for row in lost],
+            )
 
     def _run(self, plan: StepPlan) -> StepInFlight:
         slots = np.array(plan.slots, dtype=np.int64)
@@ -121,23 +158,26 @@ class ModelRunner:
             return StepInFlight(plan, self._rows, None)
         self._rows.check_scheduled(slots, counts)
         layout = lay_out(self._rows, slots, counts)
-        logits = self._decoder.forward(self._batches.build(layout, self._last_tokens), self._cache)
+        batch = self._batches.build(layout, self._last_tokens)
+        hidden = self._decoder.forward(batch, self._cache)
+        self._prompt_logprobs.add(layout, hidden)
         self._rows.num_computed[layout.slots] += layout.counts
-        if logits is None:
+        if batch.sampling_tokens is None:
             return StepInFlight(plan, self._rows, None)
+        logits = self._decoder.score(hidden.index_select(0, batch.sampling_tokens))
         return self._sample(plan, layout, logits)
 
     def _sample(self, plan: StepPlan, layout: StepLayout, logits: Tensor) -> StepInFlight:
         rows = self._rows
         slots = layout.slots[layout.sampling]
-        num_output = rows.num_tokens[slots] - rows.num_prompt[slots]
-        sampled = self._sampler.sample(logits, slots, num_output)
+        sampled = self._sampler.sample(logits, slots, self._last_tokens)
         step = SampledRows(
             plan_indices=layout.order[layout.sampling],
             slots=slots,
             generations=rows.generation[slots],
             positions=rows.append_unsettled(slots),
             on_host=SampledOnHost(sampled),
+            prompts=self._prompt_logprobs.take(slots),
         )
         in_flight = StepInFlight(plan, rows, step)
         if self._last_tokens is None:

@@ -1,7 +1,8 @@
 """Picks the next token of every row that samples, all rows at once.
 
-Layer: model. The steps run in vLLM's order: masks, then greedy rows are done, then temperature,
-min_p, top_k, top_p and the draw. A step costs nothing unless a row asked for it.
+Layer: model. The steps run in vLLM's order: raw log probabilities, edits of logits, then greedy
+rows are done, then temperature, min_p, top_k, top_p and the draw. A step costs nothing unless a
+row asked for it.
 """
 
 from __future__ import annotations
@@ -14,11 +15,16 @@ from torch import Tensor
 
 from trio_engine.model.device import to_device
 from trio_engine.model.draw import uniforms
+from trio_engine.model.logit_edits import LogitEdits
+from trio_engine.model.logprobs import LogprobsGroup
+from trio_engine.model.sampled_logprobs import SampledLogprobs
+from trio_engine.model.sampling_rows import SamplingRows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from trio_engine.model.sampling_rows import SamplingRows
+    from trio_engine.core.plan import NewRow, StepPlan
+    from trio_engine.model.rows import Rows
 
 
 # Sorting 49,152 weights takes a core 8 ms, finding the 1,024 largest 0.4 ms (measured, AVX2). A
@@ -32,70 +38,98 @@ class SampledTokens(NamedTuple):
     Attributes:
         token_ids: ``[num_rows]`` int64.
         num_nans: ``[num_rows]`` int64, NaNs among each row's logits; None if known to be none.
+        logprobs: of the rows that asked.
     """
 
     token_ids: Tensor
     num_nans: Tensor | None
+    logprobs: list[LogprobsGroup]
 
 
 class Sampler:
-    """Samples by the options of the rows.
+    """Samples by the options of the rows, which it keeps.
 
     Args:
-        rows: options by slot.
+        rows: the tokens so far.
+        vocab_size: of the model.
+        device: of the logits.
+
+    Attributes:
+        options: of the rows.
     """
 
-    def __init__(self, rows: SamplingRows) -> None:
+    def __init__(self, rows: Rows, vocab_size: int, device: torch.device) -> None:
+        self.options = SamplingRows(rows.num_tokens.size, vocab_size)
         self._rows = rows
+        self._edits = LogitEdits(self.options, rows, device)
+        self._logprobs = SampledLogprobs(self.options, device)
+
+    def apply(self, plan: StepPlan) -> None:
+        """Applies a plan's deltas; the rows have them already."""
+        gone = np.flatnonzero(self.options.asks).tolist() if plan.reset else plan.finished_slots
+        for slot in gone:
+            self._drop(slot)
+        for row in plan.new_rows:
+            self._set_up(row)
 
     def sample(
-        self, logits: Tensor, slots: NDArray[np.int64], positions: NDArray[np.int64]
+        self, logits: Tensor, slots: NDArray[np.int64], last_tokens: Tensor | None = None
     ) -> SampledTokens:
-        """Picks one token for each row.
+        """Picks one token for each row, and takes note of it.
 
         NaN counts as minus infinity. A row without any finite logit is drawn evenly, or gives the
         first token if it is greedy.
 
         Args:
-            logits: ``[num_rows, vocab]`` float32; overwritten.
+            logits: ``[num_rows, vocab]`` float32, contiguous; overwritten.
             slots: ``[num_rows]``: the rows' places.
-            positions: ``[num_rows]``: how many output tokens each row has.
+            last_tokens: ``[max_num_seqs]``, on the device: the newest token of each row; None if
+                the host knows them all.
         """
         num_nans = _drop_nans(logits)
-        self._mask_stop_tokens(logits, slots, positions)
-        token_ids = logits.argmax(dim=-1)
-        drawn = np.flatnonzero(self._rows.temperature[slots])
+        if not self.options.asks[slots].any():
+            return SampledTokens(self._pick(logits, slots), num_nans, [])
+        pending = self._logprobs.start(logits, slots)
+        self._edits.apply(logits, slots, last_tokens)
+        token_ids = self._pick(logits, slots)
+        self._edits.note(slots, token_ids)
+        return SampledTokens(token_ids, num_nans, self._logprobs.finish(pending, token_ids))
+
+    def _set_up(self, row: NewRow) -> None:
+        self._drop(row.slot)
+        self.options.set_up(row.slot, row.sampling_params)
+        if self.options.asks[row.slot]:
+            self._edits.set_up(row)
+            self._logprobs.set_up(row)
+
+    def _drop(self, slot: int) -> None:
+        if self.options.asks[slot]:
+            self.options.drop(slot)
+            self._edits.drop(slot)
+            self._logprobs.drop(slot)
+
+    def _pick(self, logits: Tensor, slots: NDArray[np.int64]) -> Tensor:
+        drawn = np.flatnonzero(self.options.temperature[slots])
         if drawn.size == slots.size:
-            token_ids = self._draw(logits, slots, positions)
-        elif drawn.size:
+            return self._draw(logits, slots)
+        token_ids = logits.argmax(dim=-1)
+        if drawn.size:
             indices = to_device(drawn, logits.device)
             some = logits.index_select(0, indices)
-            token_ids.index_copy_(0, indices, self._draw(some, slots[drawn], positions[drawn]))
-        return SampledTokens(token_ids, num_nans)
+            token_ids.index_copy_(0, indices, self._draw(some, slots[drawn]))
+        return token_ids
 
-    def _mask_stop_tokens(
-        self, logits: Tensor, slots: NDArray[np.int64], positions: NDArray[np.int64]
-    ) -> None:
-        masked = np.flatnonzero(positions < self._rows.min_tokens[slots])
-        if not masked.size:
-            return
-        ids = [self._rows.stop_ids(slot) for slot in slots[masked].tolist()]
-        row_indices = np.repeat(masked, [len(row_ids) for row_ids in ids])
-        places = tuple(to_device(a, logits.device) for a in (row_indices, np.concatenate(ids)))
-        logits.index_put_(places, logits.new_tensor(-torch.inf))
-
-    def _draw(
-        self, logits: Tensor, slots: NDArray[np.int64], positions: NDArray[np.int64]
-    ) -> Tensor:
-        rows, device = self._rows, logits.device
-        weights = _weights(logits, to_device(rows.temperature[slots], device))
-        min_p, top_k, top_p = rows.min_p[slots], rows.top_k[slots], rows.top_p[slots]
+    def _draw(self, logits: Tensor, slots: NDArray[np.int64]) -> Tensor:
+        options, device = self.options, logits.device
+        weights = _weights(logits, to_device(options.temperature[slots], device))
+        min_p, top_k, top_p = options.min_p[slots], options.top_k[slots], options.top_p[slots]
         if min_p.any():
             # The likeliest token weighs 1.
             weights.masked_fill_(weights < to_device(min_p, device)[:, None], 0)
         if (top_k < logits.shape[1]).any() or (top_p < 1).any():
             _cut_tail(weights, top_k, top_p)
-        return _pick(weights, to_device(uniforms(rows.seed[slots], positions), device))
+        numbers = uniforms(options.seed[slots], self._rows.num_output(slots))
+        return _invert(weights, to_device(numbers, device))
 
 
 def _drop_nans(logits: Tensor) -> Tensor | None:
@@ -168,7 +202,7 @@ def _largest(weights: Tensor, width: int) -> Tensor:
     return weights.topk(width).values
 
 
-def _pick(weights: Tensor, uniform: Tensor) -> Tensor:
+def _invert(weights: Tensor, uniform: Tensor) -> Tensor:
     """Inverts the cumulative weights, in the vocabulary's order, at ``uniform`` ``[num_rows]``.
 
     In float64 and a fixed order, a difference in the last bit of a logit moves the result only

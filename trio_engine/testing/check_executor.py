@@ -15,7 +15,9 @@ from trio_engine.core.plan import NO_TOKEN, DeviceCommand, NewRow, StepPlan
 from trio_engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from trio_engine.core.plan import StepResult
     from trio_engine.executor.base import Executor, ExecutorFactory
+    from trio_engine.outputs import LogprobsLists, LogprobsTensors
 
 LONG, SHORT = 0, 1
 """Slots of the two rows of a game."""
@@ -23,6 +25,7 @@ LONG, SHORT = 0, 1
 NUM_PROMPT_TOKENS = {LONG: 5, SHORT: 2}
 CHUNK_TOKENS = 3
 MAX_TOKENS = 6
+NUM_LOGPROBS = 2
 
 CONFIG = EngineConfig(max_num_seqs=2, max_model_len=32, block_size=4, num_blocks=16)
 """Limits that ``check_executor`` uses unless told otherwise."""
@@ -34,6 +37,8 @@ def check_executor(make_executor: ExecutorFactory, config: EngineConfig = CONFIG
     Plays one game of plans (a long prompt in two chunks, a short one beside it, then tokens of
     both) in a fresh executor, in the slots that the game left, after a ``reset``, after a command
     that was refused, and in another executor. The tokens must be the same each time.
+    The long row asks for log probabilities: a row with each token, those of its prompt with the
+    first.
 
     Args:
         make_executor: makes one without loading it. Called twice.
@@ -63,6 +68,7 @@ class _Player:
         self._check_properties()
         self._plan_ids = count()
         self._has_rows = False
+        self._awaits_prompt_logprobs = False
 
     def play(self, *, reset: bool = False) -> dict[int, list[int]]:
         """The game; returns the tokens by slot. Its long row is left to the next game."""
@@ -71,7 +77,7 @@ class _Player:
         start = self._plan(
             {LONG: CHUNK_TOKENS}, new_rows=[self._row(LONG)], finished_slots=left, reset=reset
         )
-        self._has_rows = True
+        self._has_rows = self._awaits_prompt_logprobs = True
         ((chunk,),) = self._run(start)
         assert chunk == NO_TOKEN, f"a chunk of a prompt gave token {chunk}"
         counts = {LONG: NUM_PROMPT_TOKENS[LONG] - CHUNK_TOKENS, SHORT: NUM_PROMPT_TOKENS[SHORT]}
@@ -123,7 +129,12 @@ class _Player:
             num_prompt_tokens=length,
             num_computed_tokens=0,
             block_ids=self._block_ids(slot)[: self._num_blocks(length + 2)],
-            sampling_params=SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS),
+            sampling_params=SamplingParams(
+                temperature=0.0,
+                max_tokens=MAX_TOKENS,
+                logprobs=NUM_LOGPROBS if slot == LONG else None,
+                prompt_logprobs=NUM_LOGPROBS if slot == LONG else None,
+            ),
         )
 
     def _more_blocks(self, slot: int) -> list[tuple[int, list[int]]]:
@@ -154,4 +165,34 @@ class _Player:
         result = self.executor.collect()
         assert result.plan_id == plan.plan_id, f"{result} came for plan {plan.plan_id}"
         assert len(result.token_ids) == len(plan.slots), f"{result} came for slots {plan.slots}"
+        self._check_logprobs(plan, result)
         return result.token_ids
+
+    def _check_logprobs(self, plan: StepPlan, result: StepResult) -> None:
+        counts = dict(zip(plan.slots, plan.num_scheduled_tokens, strict=True))
+        due = [LONG] if counts.get(LONG, CHUNK_TOKENS) != CHUNK_TOKENS else []
+        rows, prompts = result.logprobs or {}, result.prompt_logprobs or {}
+        assert list(rows) == due, f"plan {plan.plan_id} has logprobs of slots {list(rows)}"
+        due_prompts = due if self._awaits_prompt_logprobs else []
+        assert list(prompts) == due_prompts, (
+            f"plan {plan.plan_id} has prompt logprobs of slots {list(prompts)}"
+        )
+        if due:
+            _check_row(rows[LONG], result.token_ids[list(plan.slots).index(LONG)])
+        if due_prompts:
+            self._awaits_prompt_logprobs = False
+            _check_prompt(prompts[LONG], self._row(LONG).token_ids)
+
+
+def _check_row(row: LogprobsLists, token_id: int) -> None:
+    assert row.logprob_token_ids.shape == row.logprobs.shape == (1, NUM_LOGPROBS + 1), row
+    assert row.sampled_token_ranks.shape == (1,), row
+    assert row.logprob_token_ids[0, 0] == token_id, f"{row} came with token {token_id}"
+
+
+def _check_prompt(tensors: LogprobsTensors, prompt: list[int]) -> None:
+    shape = (len(prompt) - 1, NUM_LOGPROBS + 1)
+    assert tensors.logprob_token_ids.shape == tensors.logprobs.shape == shape, tensors
+    assert tensors.selected_token_ranks.shape == shape[:1], tensors
+    ids = tensors.logprob_token_ids.to_numpy()[:, 0].tolist()
+    assert ids == prompt[1:], f"prompt logprobs are about {ids}"

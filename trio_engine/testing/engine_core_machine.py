@@ -8,15 +8,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, initialize, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
 from trio_engine.config import EngineConfig
 from trio_engine.requests import PauseMode
 from trio_engine.testing.core_driver import CoreDriver
-from trio_engine.testing.promise_machine import CLIENTS, NUM_CLIENTS, ROWS, PromiseMachine
-from trio_engine.testing.promises import excuse_aborts, excuse_failures
-from trio_engine.testing.requests import make_core, make_request
-from trio_engine.testing.strategies import REQUEST_IDS, prompts, served_options
+from trio_engine.testing.promise_machine import (
+    CLIENTS,
+    FIRST,
+    IDS,
+    IDS_TO_ABORT,
+    NUM_CLIENTS,
+    OPTIONS,
+    PROMPTS,
+    ROWS,
+    PromiseMachine,
+)
+from trio_engine.testing.promises import Promises, excuse_aborts, excuse_failures
+from trio_engine.testing.requests import make_core
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,10 +43,13 @@ LIMITS = st.fixed_dictionaries(
     optional={
         "max_num_seqs": st.integers(1, 3),
         "max_num_batched_tokens": st.sampled_from([8, 3, 1]),
+        "long_prefill_token_threshold": st.integers(1, 3),
+        "scheduling_policy": st.just("priority"),
+        "enable_prefix_caching": st.just(False),
         "pipeline_depth": st.just(1),
         "launches_ahead": st.just(True),
         "max_waiting_requests": st.integers(0, 2),
-        "outbox_limit_bytes": st.just(400),
+        "outbox_limit_bytes": st.just(1500),
     },
 )
 
@@ -47,7 +59,8 @@ class EngineCoreMachine(PromiseMachine):
 
     The rules are the moves of clients, step loop and forward thread, one at a time and in any
     order that they could come in. What they leave, ``teardown`` does in the plainest order; then
-    every request must have had its end, and nothing may be held.
+    every request must have had its end, and nothing may be held. After a drain there is a new
+    core.
 
     Attributes:
         config: of the engine.
@@ -55,27 +68,23 @@ class EngineCoreMachine(PromiseMachine):
         pause_mode: of the pause that is on, if any.
     """
 
-    request_ids: Bundle[str] = Bundle("request_ids")
-
     def __init__(self) -> None:
         super().__init__()
         self.pause_mode: PauseMode | None = None
         self._is_started = False
 
-    @initialize(target=request_ids, limits=LIMITS)
-    def start(self, limits: dict[str, Any]) -> str:
-        """Begins with a pool for one request of full length, and an id that nobody uses."""
+    @initialize(limits=LIMITS, first=FIRST)
+    def start(self, limits: dict[str, Any], first: list[dict[str, Any]]) -> None:
+        """Begins with a pool for one request of full length, and some requests."""
         options = {"launches_ahead": False, "num_more_blocks": 0} | limits
-        launches_ahead = options.pop("launches_ahead")
+        self._launches_ahead = options.pop("launches_ahead")
         num_blocks = -(-options["max_model_len"] // options["block_size"])
         num_blocks += options.pop("num_more_blocks")
         self.config = EngineConfig(executor="kv-checking", num_blocks=num_blocks, **options)
-        self.executor = self.make_executor(self.config, launches_ahead=launches_ahead)
-        core = make_core(self.config, self.executor, num_clients=NUM_CLIENTS)
-        depth = self.config.pipeline_depth
-        self.driver = CoreDriver(core, self.executor, pipeline_depth=depth)
+        self._begin()
         self._is_started = True
-        return "nobody's"
+        for request in first:
+            self.add(**request)
 
     @property
     def core(self) -> EngineCore:
@@ -84,16 +93,13 @@ class EngineCoreMachine(PromiseMachine):
 
     # Moves of clients
 
-    @rule(
-        target=request_ids,
-        client=CLIENTS,
-        request_id=st.sampled_from(REQUEST_IDS),
-        prompt=prompts(),
-        options=served_options(),
-    )
-    def add(self, client: int, request_id: str, prompt: list[int], options: dict[str, Any]) -> str:
+    @rule(client=CLIENTS, request_id=IDS, prompt=PROMPTS, options=OPTIONS)
+    def add(self, client: int, request_id: str, prompt: list[int], options: dict[str, Any]) -> None:
         """A request, under an id that may be free, live, or ended without its client's knowing."""
-        life = self.promises.begin(make_request(request_id, prompt, client=client, **options))
+        if self.core.statistics().is_draining and not self.core.has_requests:
+            self._settle_all()
+            self._begin()
+        life = self.begin_life(client, request_id, prompt, options)
         is_full = self.core.outboxes[client].is_full
         statistics, num_live = self.core.statistics(), self.num_live
         limit = self.config.max_waiting_requests
@@ -104,9 +110,9 @@ class EngineCoreMachine(PromiseMachine):
             self._take_refusal(life)
         else:
             assert not statistics.is_draining, "a request was admitted while draining"
-        return request_id
 
-    @rule(client=CLIENTS, request_ids=st.lists(request_ids, min_size=1, max_size=3))
+    @precondition(lambda self: self.core.has_requests)
+    @rule(client=CLIENTS, request_ids=IDS_TO_ABORT)
     def abort(self, client: int, request_ids: list[str]) -> None:
         """Requests of its own, live or ended; ids that it does not use mean nothing."""
         targets = self._newest_open(client, request_ids)
@@ -124,6 +130,7 @@ class EngineCoreMachine(PromiseMachine):
             self.receive(client)
             assert all(life.is_over for life in targets), f"not aborted: {targets}"
 
+    @precondition(lambda self: not all(outbox.is_empty for outbox in self.core.outboxes))
     @rule(client=CLIENTS)
     def receive(self, client: int) -> None:
         """A client reads all that is there for it; until it does, outputs merge."""
@@ -132,7 +139,7 @@ class EngineCoreMachine(PromiseMachine):
 
     # Moves of the pipeline
 
-    @precondition(lambda self: self.driver.can_schedule)
+    @precondition(lambda self: self.core.has_requests and self.driver.can_schedule)
     @rule()
     def schedule(self) -> None:
         """Plans a step, if anything can run."""
@@ -151,6 +158,18 @@ class EngineCoreMachine(PromiseMachine):
         """Settles the oldest plan, however much has happened since its launch."""
         self._excusing(self.driver.collect)
 
+    @precondition(lambda self: self.core.has_requests)
+    @rule(num_steps=st.integers(1, 8))
+    def run_steps(self, num_steps: int) -> None:
+        """So many steps in the plainest order, as far as anything can run."""
+        for _ in range(num_steps):
+            if self.driver.can_schedule:
+                self.schedule()
+            if self.driver.can_launch:
+                self.launch()
+            if self.driver.can_collect:
+                self.collect()
+
     @precondition(lambda self: self.driver.can_launch or self.driver.can_collect)
     @rule(row=ROWS)
     def fail(self, row: int) -> None:
@@ -164,6 +183,7 @@ class EngineCoreMachine(PromiseMachine):
 
     # Control
 
+    @precondition(lambda self: self.core.has_requests)
     @rule(mode=st.sampled_from(PauseMode))
     def pause(self, mode: PauseMode) -> None:
         """In one of the three ways, also while paused; a drain must not be frozen."""
@@ -175,6 +195,7 @@ class EngineCoreMachine(PromiseMachine):
         self.pause_mode = mode
         assert mode is not PauseMode.ABORT or not self.core.has_requests
 
+    @precondition(lambda self: self.core.is_paused)
     @rule()
     def resume(self) -> None:
         """Ends a pause, if there is one."""
@@ -188,12 +209,14 @@ class EngineCoreMachine(PromiseMachine):
         self.core.preempt_all()
         assert self.core.statistics().num_free_blocks == self.core.statistics().num_blocks
 
+    @precondition(lambda self: self.core.has_requests)
     @rule()
     def start_draining(self) -> None:
         """The engine is asked to stop once all is done."""
         self.core.start_draining()
         self.pause_mode = None
 
+    @precondition(lambda self: self.core.has_requests)
     @rule()
     def finish(self) -> None:
         """All that is left happens in the plainest order; then nothing is held, and it serves."""
@@ -216,6 +239,14 @@ class EngineCoreMachine(PromiseMachine):
         self.check_nothing_is_held()
 
     # Inside
+
+    def _begin(self) -> None:
+        self.executor = self.make_executor(self.config, launches_ahead=self._launches_ahead)
+        core = make_core(self.config, self.executor, num_clients=NUM_CLIENTS)
+        depth = self.config.pipeline_depth
+        self.driver = CoreDriver(core, self.executor, pipeline_depth=depth)
+        self.promises = Promises(self.run_alone)
+        self.pause_mode = None
 
     @property
     def num_live(self) -> int:

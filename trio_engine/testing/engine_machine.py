@@ -11,18 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, initialize, invariant, rule
-from trio.testing import wait_all_tasks_blocked
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from trio_engine.config import EngineConfig
 from trio_engine.errors import EngineDeadError
 from trio_engine.testing.guest_run import GuestRun
 from trio_engine.testing.memory_client import MemoryClient
 from trio_engine.testing.memory_engine import MemoryEngine
-from trio_engine.testing.promise_machine import CLIENTS, NUM_CLIENTS, ROWS, PromiseMachine
-from trio_engine.testing.promises import excuse_aborts, excuse_failures
-from trio_engine.testing.requests import make_request
-from trio_engine.testing.strategies import REQUEST_IDS, malformed_frames, prompts, served_options
+from trio_engine.testing.promise_machine import (
+    CLIENTS,
+    FIRST,
+    IDS,
+    IDS_TO_ABORT,
+    NUM_CLIENTS,
+    OPTIONS,
+    PROMPTS,
+    ROWS,
+    PromiseMachine,
+)
+from trio_engine.testing.promises import Promises, excuse_aborts, excuse_failures
+from trio_engine.testing.strategies import malformed_frames
 from trio_engine.wire.messages import AbortRequest
 
 if TYPE_CHECKING:
@@ -30,13 +38,18 @@ if TYPE_CHECKING:
 
     from trio_engine.core.engine_core import EngineCore
 
+OUTBOX_LIMIT_BYTES = 2500
+"""More than one turn adds for the three requests of a client, which so is full only if it does not
+read."""
+
 LIMITS = st.fixed_dictionaries(
     {"shutdown_timeout_s": st.sampled_from([30.0, 0.0]), "num_blocks": st.integers(5, 8)},
     optional={
         "max_num_seqs": st.integers(1, 2),
         "pipeline_depth": st.just(1),
         "launches_ahead": st.just(True),
-        "outbox_limit_bytes": st.just(400),
+        "outbox_limit_bytes": st.just(OUTBOX_LIMIT_BYTES),
+        "scheduling_policy": st.just("priority"),
     },
 )
 
@@ -47,21 +60,30 @@ CALLS = st.sampled_from(
         ("pause_scheduler", ["keep", False]),
         ("pause_scheduler", ["wait", False]),
         ("pause_scheduler", ["abort", True]),
+        ("sleep", [1, "keep"]),
+        ("sleep", [1, "abort"]),
+        ("wake_up", []),
         ("reset_prefix_cache", [True]),
         ("no_such_method", []),
     ]
 )
 
-TURN_BYTES = 4096
-"""By how much an outbox may be over its limit: what one turn of the step loop adds."""
+MAX_HELD_UP = 4
+"""Messages of a client that are on the way at once, so that a turn adds only so much."""
 
-MAX_WORK = 2000
+TURN_BYTES = 8 * 1024
+"""By how much an outbox may be over its limit: what one turn of the step loop adds at most."""
+
+MAX_MOVES = 2000
+"""Moves of the executor for what two clients may have asked; more would be without end."""
 
 
 class EngineMachine(PromiseMachine):
-    """An engine and two clients, either of which may read nothing for a while.
+    """An engine and two clients, between which messages may be held up and links may break.
 
-    ``teardown`` does what is left, then asks the engine to stop, which must have an end.
+    Either client may also read nothing for a while. ``teardown`` does what is left, then asks the
+    engine to stop, which must have an end. Where an engine has ended, the next request begins a
+    new one.
 
     Attributes:
         config: of the engine.
@@ -72,159 +94,204 @@ class EngineMachine(PromiseMachine):
         death: the error that it ended with.
     """
 
-    request_ids: Bundle[str] = Bundle("request_ids")
     engine: MemoryEngine
     clients: list[MemoryClient]
 
     def __init__(self) -> None:
         super().__init__()
         self.guest: GuestRun | None = None
-        self.has_ended = False
-        self.death: EngineDeadError | None = None
-        self._is_stopping = False
-        # Clients that may have lost outputs: they did not read while the engine ended.
-        self._has_missed: set[int] = set()
-        # Calls that end all requests, by client and id.
-        self._ending_calls: list[tuple[MemoryClient, int]] = []
 
     @property
     def core(self) -> EngineCore:
         """The engine's core."""
         return self.engine.core
 
-    @initialize(target=request_ids, limits=LIMITS)
-    def start(self, limits: dict[str, Any]) -> str:
-        """Begins with a started engine, and an id that nobody uses."""
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is open, so that there is something to disturb."""
+        return not self.has_ended and bool(self.promises.open_lives())
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the executor could do something now."""
+        return self.engine.forward.has_work
+
+    @initialize(limits=LIMITS, first=FIRST)
+    def start(self, limits: dict[str, Any], first: list[dict[str, Any]]) -> None:
+        """Begins with a started engine, and some requests."""
         options = {"launches_ahead": False} | limits
-        launches_ahead = options.pop("launches_ahead")
+        self._launches_ahead = options.pop("launches_ahead")
         self.config = EngineConfig(
             executor="kv-checking", max_model_len=20, block_size=4, **options
         )
-        self.executor = self.make_executor(self.config, launches_ahead=launches_ahead)
-        self.guest = GuestRun(self._main)
-        self.guest.settle()
-        self.clients = [MemoryClient(i, self.engine, self.promises) for i in range(NUM_CLIENTS)]
-        return "nobody's"
+        self._begin()
+        for request in first:
+            self.add(**request)
 
     # What clients do
 
-    @rule(
-        target=request_ids,
-        client=CLIENTS,
-        request_id=st.sampled_from(REQUEST_IDS),
-        prompt=prompts(),
-        options=served_options(),
-    )
-    def add(self, client: int, request_id: str, prompt: list[int], options: dict[str, Any]) -> str:
+    @rule(client=CLIENTS, request_id=IDS, prompt=PROMPTS, options=OPTIONS)
+    def add(self, client: int, request_id: str, prompt: list[int], options: dict[str, Any]) -> None:
         """A request, under an id that its client does not use now."""
-        if not self.has_ended and not self.promises.find(client, request_id):
-            life = self.promises.begin(make_request(request_id, prompt, client=client, **options))
-            is_ending = any(caller.unanswered[call_id] for caller, call_id in self._ending_calls)
-            life.may_abort = self._is_stopping or is_ending
-            life.may_fail = not self.clients[client].is_reading
-            self._do(partial(self.clients[client].send, life.request))
-        return request_id
+        if self.has_ended:
+            self._end()
+            self._begin()
+        if not self.can_ask(client) or self.promises.find(client, request_id):
+            return
+        life = self.begin_life(client, request_id, prompt, options)
+        is_ending = any(caller.unanswered[call_id] for caller, call_id in self._ending_calls)
+        life.may_abort = self._is_stopping or is_ending
+        life.may_fail = not self.clients[client].is_reading
+        self.do(partial(self.clients[client].send, life.request))
 
-    @rule(client=CLIENTS, request_ids=st.lists(request_ids, min_size=1, max_size=3))
+    @precondition(lambda self: self.is_busy)
+    @rule(client=CLIENTS, request_ids=IDS_TO_ABORT)
     def abort(self, client: int, request_ids: list[str]) -> None:
         """Requests of its own, live or ended; ids that it does not use mean nothing."""
+        if not self.can_ask(client):
+            return
         for request_id in request_ids:
             life = self.promises.find(client, request_id)
             if life is not None:
                 life.awaits_abort = True
-        self._do(partial(self.clients[client].send, AbortRequest(request_ids)))
+        self.do(partial(self.clients[client].send, AbortRequest(request_ids)))
 
     @rule(client=CLIENTS, method_and_args=CALLS)
     def call(self, client: int, method_and_args: tuple[str, list[Any]]) -> None:
         """A utility call, of a method that there is or is not."""
-        if self.has_ended:
+        if not self.can_ask(client):
             return
         caller, (method, args) = self.clients[client], method_and_args
         if "abort" in args:
             excuse_aborts(self.promises.open_lives())
-        call_id = self._do(partial(caller.call, method, args))
+        call_id = self.do(partial(caller.call, method, args))
         if "abort" in args:
             self._ending_calls.append((caller, call_id))
 
+    @precondition(lambda self: self.is_busy)
     @rule(client=CLIENTS, frames=malformed_frames())
     def send_malformed(self, client: int, frames: list[bytes]) -> None:
         """What cannot be decoded: whose sender can be read is answered, and all else goes on."""
-        if not self.has_ended:
-            self._do(partial(self.clients[client].send_malformed, frames))
+        if self.can_ask(client):
+            self.do(partial(self.clients[client].send_malformed, frames))
 
+    @precondition(lambda self: not self.has_ended)
     @rule(client=CLIENTS)
     def stop_reading(self, client: int) -> None:
         """A client leaves unread what comes; beyond the limit its requests may end with ERROR."""
         self.clients[client].is_reading = False
         excuse_failures(self.promises.open_lives(client))
 
+    @precondition(lambda self: not all(client.is_reading for client in self.clients))
     @rule(client=CLIENTS)
     def resume_reading(self, client: int) -> None:
         """It reads all that is there, and whatever comes."""
         self.clients[client].is_reading = True
-        self._do(_nothing)
+        self.do(_nothing)
 
-    # What else happens
+    # What becomes of messages on their way
 
-    @rule()
-    def work(self) -> None:
-        """A plan is launched or collected, or a command is done."""
-        self._do(self.engine.forward.work)
+    @precondition(lambda self: not self.has_ended)
+    @rule(client=CLIENTS)
+    def hold_up(self, client: int) -> None:
+        """What a client sends does not arrive for a while."""
+        self.engine.inputs[client].is_held_up = True
 
-    @rule()
-    def work_through(self) -> None:
-        """All plans that there are, and those that follow from them."""
-        for _ in range(MAX_WORK):
-            if not self.engine.forward.has_work:
-                return
-            self.work()
-        raise AssertionError(f"no end after {MAX_WORK} moves")
+    @precondition(lambda self: any(peer.num_held_up for peer in self.engine.inputs))
+    @rule(with_step=st.booleans())
+    def let_through(self, with_step: bool) -> None:
+        """All of it arrives together, and possibly at the same moment a result."""
+        for client, peer in enumerate(self.engine.inputs):
+            if peer.num_held_up:  # so much at once that it may overflow the outbox
+                excuse_failures(self.promises.open_lives(client))
+        self.do(partial(self._let_through, with_step=with_step))
 
+    @precondition(lambda self: self.is_busy)
+    @rule(client=CLIENTS, is_input=st.booleans())
+    def break_link(self, client: int, is_input: bool) -> None:
+        """A socket fails for good, which ends the engine; the other client is told."""
+        self._has_missed.add(client)
+        links = self.engine.inputs if is_input else self.engine.outputs
+        self.do(links[client].break_off)
+
+    # What the executor does
+
+    @precondition(lambda self: self.has_work)
+    @rule(num_moves=st.integers(1, 8))
+    def work(self, num_moves: int) -> None:
+        """Plans are launched or collected, or commands are done, one after the other."""
+        for _ in range(num_moves):
+            if self.has_work:
+                self.do(self.engine.forward.serve)
+
+    @precondition(lambda self: self.has_work)
     @rule(row=ROWS)
     def fail(self, row: int) -> None:
         """A plan fails because of one of its rows."""
         excuse_failures(self.promises.open_lives())
         self.executor.next_faults = {"launch": row, "collect": row}
-        self.work()
+        self.work(num_moves=1)
         self.executor.next_faults.clear()
 
+    @precondition(lambda self: self.is_busy and self.has_work)
     @rule()
     def break_down(self) -> None:
-        """The executor fails for good, if there is anything for it to do."""
+        """The executor fails for good, if it has a step to do."""
         self.executor.is_broken = True
-        self.work()
+        self.work(num_moves=1)
         self.executor.is_broken = False
 
+    # What comes from outside
+
+    @precondition(lambda self: not self.has_ended)
     @rule(seconds=st.sampled_from([0.5, 40.0]))
     def pass_time(self, seconds: float) -> None:
         """Deadlines pass; what a client has not read when the engine ends may be lost."""
         assert self.guest is not None
-        had_ended = self.has_ended
         self.guest.jump(seconds)
-        self._do(_nothing)
-        if self.has_ended and not had_ended:
-            self._has_missed = {c.index for c in self.clients if not c.is_reading}
+        self.do(_nothing)
+        if self.has_ended:
+            self._has_missed |= {c.index for c in self.clients if not c.is_reading}
 
+    @precondition(lambda self: self.is_busy)
     @rule()
     def ask_to_stop(self) -> None:
         """As SIGTERM does: at first a drain, then an end."""
         excuse_aborts(self.promises.open_lives())
         self._is_stopping = True
-        self._do(partial(self.engine.shutdown.request, "asked to"))
+        self.do(partial(self.engine.proc.shutdown.request, "asked to"))
 
+    @precondition(lambda self: self.is_busy)
     @rule()
     def finish(self) -> None:
         """All that is left happens; then every request and call has had its end."""
+        self.do(partial(self._let_through, with_step=False))
         for client in range(NUM_CLIENTS):
             self.resume_reading(client)
-        self.call(0, ("resume_scheduler", []))
-        self.work_through()
+        for method in ("wake_up", "resume_scheduler"):
+            self.call(0, (method, []))
+            self._work_through()
         assert self.has_ended or not self._is_stopping, "the drain does not end"
         self.every_accepted_request_ends_in_exactly_one_terminal_event()
         if not self.has_ended:
             self.add(client=1, request_id="fresh", prompt=[1, 2], options={"max_tokens": 4})
-            self.work_through()
+            self._work_through()
             self.every_accepted_request_ends_in_exactly_one_terminal_event()
+
+    # For rules
+
+    def can_ask(self, client: int) -> bool:
+        """Whether what a client sends now gets to the engine, sooner or later."""
+        peer = self.engine.inputs[client]
+        return not (self.has_ended or peer.is_broken or peer.num_held_up >= MAX_HELD_UP)
+
+    def do(self, act: Callable[[], Any]) -> Any:
+        """Does something inside, and lets everything go as far as it gets."""
+        assert self.guest is not None
+        result = self.guest.call(act)
+        while any(client.has_mail for client in self.clients):
+            self.guest.call(self._read)
+        return result
 
     # Promises
 
@@ -244,7 +311,7 @@ class EngineMachine(PromiseMachine):
         """Once all is done, or the engine's death is told; a second one is looked for all along."""
         for client in self.clients:
             if self.has_ended:
-                self._do(client.forget_unread)
+                self.do(client.forget_unread)
             if client.index in self._has_missed:
                 continue
             assert client.is_told_dead == (self.death is not None), f"client {client.index}"
@@ -260,13 +327,32 @@ class EngineMachine(PromiseMachine):
             return
         try:
             if not self.has_failed:
-                self.finish()
-                self.ask_to_stop()
-                assert self.has_ended, "an engine without requests does not stop"
+                self._end()
         finally:
             self.guest.close()
 
     # Inside
+
+    def _begin(self) -> None:
+        if self.guest is not None:
+            self.guest.close()
+        self.promises = Promises(self.run_alone)
+        self.has_ended = False
+        self.death: EngineDeadError | None = None
+        self._is_stopping = False
+        # Clients that may have lost outputs: their link broke, or they did not read at the end.
+        self._has_missed: set[int] = set()
+        # Calls that end all requests, by client and id.
+        self._ending_calls: list[tuple[MemoryClient, int]] = []
+        self.executor = self.make_executor(self.config, launches_ahead=self._launches_ahead)
+        self.guest = GuestRun(self._main)
+        self.guest.settle()
+        self.clients = [MemoryClient(i, self.engine, self.promises) for i in range(NUM_CLIENTS)]
+
+    def _end(self) -> None:
+        self.finish()
+        self.ask_to_stop()
+        assert self.has_ended, "an engine without requests does not stop"
 
     async def _main(self) -> None:
         self.engine = MemoryEngine(self.config, self.executor, num_clients=NUM_CLIENTS)
@@ -277,17 +363,22 @@ class EngineMachine(PromiseMachine):
         self.has_ended = True
         await trio.sleep_forever()
 
-    def _do(self, act: Callable[[], Any]) -> Any:
-        """Does something inside, and lets everything go as far as it gets."""
-        assert self.guest is not None
-        return self.guest.call(self._turn, act)
+    def _let_through(self, *, with_step: bool) -> None:
+        for peer in self.engine.inputs:
+            peer.let_through()
+        if with_step and self.has_work:
+            self.engine.forward.serve()
 
-    async def _turn(self, act: Callable[[], Any]) -> Any:
-        result = act()
-        await wait_all_tasks_blocked()
-        while sum(client.read() for client in self.clients):
-            await wait_all_tasks_blocked()
-        return result
+    def _work_through(self) -> None:
+        for _ in range(MAX_MOVES):
+            if not self.has_work:
+                return
+            self.work(num_moves=1)
+        raise AssertionError(f"no end after {MAX_MOVES} moves")
+
+    def _read(self) -> None:
+        for client in self.clients:
+            client.read()
 
 
 def _nothing() -> None:

@@ -2,7 +2,8 @@
 
 Public kit: it lets a Hypothesis state machine, whose rules cannot be async, test tasks. The run is
 a guest (``trio.lowlevel.start_guest_run``) of a plain queue, which is worked off only while a call
-is made; its clock is a mock and moves only when told.
+is made; its clock is a mock and moves only when told. There are no threads: one task of the run is
+always ready to go on, so Trio never waits for I/O.
 """
 
 from __future__ import annotations
@@ -17,17 +18,15 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-MAX_TICKS = 100_000
+MAX_TICKS = 20_000
 """Scheduler ticks of one call; a run that needs more spins."""
-
-TICK_TIMEOUT_S = 30.0
-"""Real time that one tick may take to come."""
 
 
 class GuestRun:
     """Runs ``main`` as far as it gets, and further with each call.
 
-    One at a time in a thread.
+    One at a time in a thread. Tasks must not wait for threads, sockets or processes: those are
+    not waited for.
 
     Args:
         main: the run's main task; ``close`` cancels it.
@@ -38,18 +37,15 @@ class GuestRun:
 
     def __init__(self, main: Callable[[], Awaitable[object]]) -> None:
         self.clock = MockClock()
-        self._callbacks: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._main = main
+        self._scope = trio.CancelScope()
+        self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
+        self._ticks: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         # Trio's outcome of the main task.
         self._ended: Any = None
-        self._scope = trio.CancelScope()
-
-        async def run() -> None:
-            with self._scope:
-                await main()
-
         trio.lowlevel.start_guest_run(
-            run,
-            run_sync_soon_threadsafe=self._callbacks.put,
+            self._run,
+            run_sync_soon_threadsafe=self._ticks.put,
             done_callback=self._end,
             clock=self.clock,
             # The host shares no wake-up descriptor, and its signals are not the run's.
@@ -67,27 +63,14 @@ class GuestRun:
             AssertionError: the run has ended, or its tasks spin.
             Exception: what the function raised.
         """
-        values: list[Any] = []
-        errors: list[Exception] = []
-        is_settled = False
-
-        async def answer() -> None:
-            nonlocal is_settled
-            try:
-                result = function(*args)
-                values.append(await result if inspect.isawaitable(result) else result)
-            except Exception as error:
-                errors.append(error)
-            await wait_all_tasks_blocked()
-            is_settled = True
-
         assert self._ended is None, f"the run has ended: {self._ended}"
-        self._token.run_sync_soon(trio.lowlevel.spawn_system_task, answer)
-        self._tick_until(lambda: is_settled or self._ended is not None)
-        if errors:
-            raise errors[0]
-        assert is_settled, f"the run has ended: {self._ended}"
-        return values[0]
+        call = _Call(function, args)
+        self._calls.put(call)
+        self._tick_until(lambda: call.is_settled or self._ended is not None)
+        if call.error is not None:
+            raise call.error
+        assert call.is_settled, f"the run has ended: {self._ended}"
+        return call.value
 
     def settle(self) -> None:
         """Lets every task go as far as it gets."""
@@ -106,12 +89,25 @@ class GuestRun:
             BaseException: what the main task raised.
         """
         if self._ended is None:
+            # Not as a call: one that spins may be in its way.
             self._token.run_sync_soon(self._cancel)
             self._tick_until(lambda: self._ended is not None)
         self._ended.unwrap()
 
+    async def _run(self) -> None:
+        trio.lowlevel.spawn_system_task(self._serve)
+        with self._scope:
+            await self._main()
+
+    async def _serve(self) -> None:
+        while self.clock.autojump_threshold > 0:
+            if self._calls.empty():
+                await trio.lowlevel.checkpoint()  # ready at once: keeps Trio from waiting for I/O
+            else:
+                await self._calls.get().run()
+
     def _cancel(self) -> None:
-        # Clean-up may wait for deadlines.
+        # Clean-up may wait for deadlines, which come as soon as nothing else can go on.
         self.clock.autojump_threshold = 0.0
         self._scope.cancel()
 
@@ -122,12 +118,28 @@ class GuestRun:
         for _ in range(MAX_TICKS):
             if is_done():
                 return
-            try:
-                callback = self._callbacks.get(timeout=TICK_TIMEOUT_S)
-            except queue.Empty:
-                raise AssertionError("the run does not come back") from None
-            callback()
+            self._ticks.get_nowait()()
         raise AssertionError(f"{MAX_TICKS} ticks were not enough: something spins")
+
+
+class _Call:
+    """A function to call inside the run, and what came of it."""
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self.value: Any = None
+        self.error: Exception | None = None
+        self.is_settled = False
+        self._function = function
+        self._args = args
+
+    async def run(self) -> None:
+        try:
+            result = self._function(*self._args)
+            self.value = await result if inspect.isawaitable(result) else result
+        except Exception as error:
+            self.error = error
+        await wait_all_tasks_blocked()
+        self.is_settled = True
 
 
 def _nothing() -> None:

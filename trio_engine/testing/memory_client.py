@@ -70,25 +70,30 @@ class MemoryClient:
     def send_malformed(self, frames: list[bytes]) -> None:
         """Sends what cannot be decoded, and expects an answer where its sender can be read.
 
-        Nothing is sent if the answer could be mistaken for one to a request that is open.
+        Nothing is sent under the id of an open request that may be over when it arrives.
         """
         error = _decode_error(frames)
         if error.request_id is not None:
             life = self._promises.find(self.index, error.request_id)
+            is_late = self._engine.inputs[self.index].is_held_up
             if life is None:
                 self._expect_error(error.request_id, str(error))
-            elif life.awaits_abort or not self.is_reading:
-                return  # the engine may have ended it
+            elif life.awaits_abort or is_late or not self.is_reading:
+                return
         if error.call_id is not None:
             self.unanswered[error.call_id] += 1
         self._engine.inputs[self.index].send(frames)
 
-    def read(self) -> bool:
-        """Takes what has come, if it reads; whether that was anything."""
-        messages = self._engine.outputs[self.index].take() if self.is_reading else []
-        for frames in messages:
-            self._hear(frames)
-        return bool(messages)
+    @property
+    def has_mail(self) -> bool:
+        """Whether ``read`` has anything to take."""
+        return self.is_reading and self._engine.outputs[self.index].has_mail
+
+    def read(self) -> None:
+        """Takes what has come, if it reads."""
+        if self.has_mail:
+            for frames in self._engine.outputs[self.index].take():
+                self._hear(frames)
 
     def forget_unread(self) -> None:
         """After the engine's end: what it has not read any more was never asked."""

@@ -6,25 +6,43 @@ Public kit, pure but for the executor; needs hypothesis.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from trio_engine.testing.flaky_executor import FlakyExecutor
 from trio_engine.testing.promises import Promises
-from trio_engine.testing.requests import run_alone
-from trio_engine.testing.strategies import VOCAB_SIZE
+from trio_engine.testing.requests import make_request, run_alone
+from trio_engine.testing.strategies import REQUEST_IDS, VOCAB_SIZE, prompts, request_options
 
 if TYPE_CHECKING:
     from trio_engine.config import EngineConfig
     from trio_engine.core.engine_core import EngineCore
     from trio_engine.requests import EngineCoreRequest
     from trio_engine.testing.core_driver import RequestLog
+    from trio_engine.testing.promises import Life
 
 NUM_CLIENTS = 2
 CLIENTS = st.integers(0, NUM_CLIENTS - 1)
 ROWS = st.integers(0, 2)
+
+NOBODYS_ID = "nobody's"
+IDS_TO_ABORT = st.lists(st.sampled_from([*REQUEST_IDS, NOBODYS_ID]), min_size=1, max_size=3)
+"""Of live and of ended requests, and one that is never used."""
+
+# A request. Prompts of three tokens only, so that many begin alike.
+IDS = st.sampled_from(REQUEST_IDS)
+PROMPTS = prompts(3)
+OPTIONS = request_options()
+
+FIRST = st.lists(
+    st.fixed_dictionaries(
+        {"client": CLIENTS, "request_id": IDS, "prompt": PROMPTS, "options": OPTIONS}
+    ),
+    max_size=3,
+)
+"""Requests to begin with: Hypothesis leaves some rules out of each example, also ``add``."""
 
 
 class PromiseMachine(RuleBasedStateMachine):
@@ -40,6 +58,7 @@ class PromiseMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.promises = Promises(self.run_alone)
+        self._num_requests = 0
         self._handled = sys.exception()
 
     @property
@@ -62,6 +81,17 @@ class PromiseMachine(RuleBasedStateMachine):
         """The oracle of a request's tokens and end."""
         max_model_len = self.core.max_model_len
         return run_alone(request, max_model_len=max_model_len, vocab_size=VOCAB_SIZE)
+
+    # For rules
+
+    def begin_life(
+        self, client: int, request_id: str, prompt: list[int], options: dict[str, Any]
+    ) -> Life:
+        """Notes a request that is about to be sent."""
+        request = make_request(request_id, prompt, client=client, **options)
+        request.arrival_time = float(self._num_requests)  # the same whenever this is run again
+        self._num_requests += 1
+        return self.promises.begin(request)
 
     # Promises
 

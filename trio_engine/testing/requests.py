@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
 
 def make_request(
-    request_id: str, prompt_token_ids: list[int], *, client: int = 0, **params: Any
+    request_id: str,
+    prompt_token_ids: list[int],
+    *,
+    client: int = 0,
+    priority: int = 0,
+    cache_salt: str | None = None,
+    **params: Any,
 ) -> EngineCoreRequest:
     """A request as a front end settles it: greedy unless ``params`` say otherwise."""
     return EngineCoreRequest(
@@ -33,9 +39,10 @@ def make_request(
         None,
         time.time(),
         None,
-        None,
+        cache_salt,
         None,
         client_index=client,
+        priority=priority,
     )
 
 
@@ -60,7 +67,12 @@ def run_alone(
         max_model_len: of the engine that it is compared with.
         vocab_size: of that engine's KV-checking executor.
     """
-    config = EngineConfig(executor="kv-checking", max_model_len=max_model_len, max_num_seqs=1)
+    config = EngineConfig(
+        executor="kv-checking",
+        max_model_len=max_model_len,
+        max_num_seqs=1,
+        enable_lora=request.lora_request is not None,
+    )
     executor = KVCheckingExecutor(config, vocab_size=vocab_size)
     core = make_core(config, executor, num_clients=request.client_index + 1)
     driver = CoreDriver(core, executor, pipeline_depth=1)

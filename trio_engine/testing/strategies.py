@@ -59,6 +59,18 @@ def served_options(
     return options.map(_with_lower_min_tokens)
 
 
+def request_options(
+    vocab_size: int = VOCAB_SIZE, *, max_tokens: int = 20
+) -> st.SearchStrategy[dict[str, Any]]:
+    """Keyword arguments of ``testing.requests.make_request``: ``served_options`` and more."""
+    more = st.fixed_dictionaries(
+        {}, optional={"priority": st.integers(-1, 1), "cache_salt": st.just("salt")}
+    )
+    return st.tuples(served_options(vocab_size, max_tokens=max_tokens), more).map(
+        lambda pair: pair[0] | pair[1]
+    )
+
+
 def sampling_params(vocab_size: int = VOCAB_SIZE) -> st.SearchStrategy[SamplingParams]:
     """Any that can be made, also with what this engine does not serve."""
     token_ids = st.integers(0, vocab_size - 1)

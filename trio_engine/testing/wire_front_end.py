@@ -127,11 +127,18 @@ class WireFrontEnd:
     async def wait_ready(self, machine: FrontEndHandshake) -> None:
         """READY, then the ready response on every input."""
         machine.receive(await self._handshake.receive())
-        for index, socket in enumerate(self._inputs):
-            frames = await socket.receive()
+        for index in range(self.num_clients):
+            frames = await self.receive_announcement(index)
             if index == 0:
                 machine.receive_ready_response(frames)
         self.ready_response = machine.ready_responses[self._engine.index]
+
+    async def receive_announcement(self, client: int = 0) -> Frames:
+        """The ready response, identity first: after it a client's input reaches the engine.
+
+        ``start_up`` takes it. By itself it is for a front end that is told of by another one.
+        """
+        return await self._inputs[client].receive()
 
     async def receive_handshake(self) -> Frames:
         """The next frames on the handshake socket, identity first."""

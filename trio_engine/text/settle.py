@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from trio_engine.errors import RequestError
+from trio_engine.sampling_params import MAX_LOGPROB_TOKEN_IDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,7 +27,7 @@ class RequestLimits(NamedTuple):
     Attributes:
         max_model_len: prompt and output tokens together.
         vocab_size: token ids end below it; None if it is not known.
-        max_logprobs: of ``logprobs`` and its kin; -1 for no limit.
+        max_logprobs: of ``logprobs`` and ``prompt_logprobs``; -1 for no limit.
     """
 
     max_model_len: int
@@ -71,6 +72,7 @@ def settle_params(
     """
     _check_text_options(params, tokenizer)
     _check_logprobs(params, limits.max_logprobs)
+    _check_num_logprob_token_ids(params)
     for field in ("allowed_token_ids", "logprob_token_ids", "logit_bias"):
         limits.check_token_ids(field, getattr(params, field) or ())
     if params.allowed_token_ids == []:
@@ -100,9 +102,17 @@ def _check_logprobs(params: SamplingParams, max_logprobs: int) -> None:
         value = getattr(params, field)
         if value is not None and not 0 <= value <= max_logprobs:  # -1 is the whole vocabulary
             raise RequestError(f"{field} must be at most {max_logprobs}, got {value}")
-    num_ids = len(params.logprob_token_ids or ())
-    if num_ids > max_logprobs:
-        raise RequestError(f"logprob_token_ids must be at most {max_logprobs} ids, got {num_ids}")
+
+
+def _check_num_logprob_token_ids(params: SamplingParams) -> None:
+    num_ids, limit = len(params.logprob_token_ids or ()), MAX_LOGPROB_TOKEN_IDS
+    if num_ids > limit:
+        raise RequestError(f"logprob_token_ids must be at most {limit} ids, got {num_ids}")
+    if num_ids and params.logprobs not in (None, num_ids):
+        raise RequestError(
+            f"logprobs must be None or {num_ids}, the number of logprob_token_ids,"
+            f" got {params.logprobs}"
+        )
 
 
 def _stop_changes(params: SamplingParams, tokenizer: Tokenizer | None) -> dict[str, Any]:

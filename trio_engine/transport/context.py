@@ -7,12 +7,14 @@ so contexts are closed by a block, and they close their sockets first.
 from __future__ import annotations
 
 import math
+from itertools import count
 from typing import Self
 
 import trio
 import zmq
 
 from trio_engine.errors import ConfigError
+from trio_engine.transport.monitor import MONITORED_EVENTS
 from trio_engine.transport.socket import SocketKind, ZmqSocket
 
 DEFAULT_HIGH_WATER_MARK = 1000
@@ -29,6 +31,7 @@ class ZmqContext:
     def __init__(self) -> None:
         self._raw = zmq.Context()
         self._sockets: set[ZmqSocket] = set()
+        self._monitor_numbers = count()
 
     def socket(
         self,
@@ -39,6 +42,7 @@ class ZmqContext:
         receive_hwm: int | None = None,
         linger_s: float = 0.0,
         router_mandatory: bool = False,
+        only_connected: bool = False,
         buffer_bytes: int | None = None,
     ) -> ZmqSocket:
         """A new socket.
@@ -52,6 +56,8 @@ class ZmqContext:
             receive_hwm: messages queued per peer on arrival, 0 for no limit; None is 1000.
             linger_s: how long unsent messages outlive ``close``.
             router_mandatory: sending to an unknown peer is an error, not silence.
+            only_connected: messages are queued only for peers that are connected, and lost with
+                their connection, so that none lingers for a peer that has left.
             buffer_bytes: kernel buffers of both directions; None is the system's.
 
         Raises:
@@ -68,11 +74,14 @@ class ZmqContext:
             zmq.RCVHWM: receive_hwm,
             # Set from the start, not only at close: no way out may wait without a bound.
             zmq.LINGER: round(linger_s * 1000),
+            zmq.IMMEDIATE: int(only_connected),
             **_optional(kind, identity, buffer_bytes, router_mandatory=router_mandatory),
         }
-        return self._open(kind, options, linger_s)
+        made = self._make(kind, options, linger_s)
+        self._sockets.add(made)
+        return made
 
-    def _open(
+    def _make(
         self, kind: SocketKind, options: dict[zmq.SocketOption, int | bytes], linger_s: float
     ) -> ZmqSocket:
         if self._raw.closed:
@@ -84,9 +93,22 @@ class ZmqContext:
         except zmq.ZMQError as error:
             raw.close(linger=0)
             raise ConfigError(f"{option.name} cannot be {value!r}: {error}") from error
-        made = ZmqSocket(raw, kind, linger_s=linger_s, on_close=self._sockets.discard)
-        self._sockets.add(made)
-        return made
+        return ZmqSocket(
+            raw,
+            kind,
+            linger_s=linger_s,
+            on_close=self._sockets.discard,
+            open_monitor=self._open_monitor,
+        )
+
+    def _open_monitor(self, raw: zmq.Socket[bytes]) -> ZmqSocket:
+        endpoint = f"inproc://monitor-{next(self._monitor_numbers)}"
+        raw.monitor(endpoint, MONITORED_EVENTS)
+        # No limit: a full queue would hold up ZeroMQ's own thread, and with it every socket. Not
+        # among our sockets: the one that it reports on closes it, in the one order that is safe.
+        events = self._make(SocketKind.PAIR, {zmq.RCVHWM: 0, zmq.LINGER: 0}, linger_s=0.0)
+        events.connect(endpoint)
+        return events
 
     def close(self) -> None:
         """Closes every socket and ends the context; blocks for at most the longest linger."""

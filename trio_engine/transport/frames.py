@@ -22,21 +22,32 @@ UNCOPIED_FRAME_BYTES = 64 << 10
 _CLOSED_ERRNOS = (zmq.ETERM, zmq.ENOTSOCK)
 
 
-def take_message(raw: zmq.Socket[bytes]) -> Frames:
-    """The next message; small frames as bytes, large ones as views of ZeroMQ's memory.
+def take_message(raw: zmq.Socket[bytes]) -> list[zmq.Frame]:
+    """The next message, in ZeroMQ's memory.
 
     Raises:
         zmq.ZMQError: ``zmq.Again`` if there is none. Only the first frame can be missing:
             ZeroMQ delivers a message whole.
     """
-    frames: Frames = []
-    more = True
-    while more:
-        frame = raw.recv(zmq.DONTWAIT, copy=False)
-        more = frame.more
-        is_small = len(frame) < UNCOPIED_FRAME_BYTES
-        frames.append(frame.bytes if is_small else frame.buffer.toreadonly())
+    frames = [raw.recv(zmq.DONTWAIT, copy=False)]
+    while frames[-1].more:
+        frames.append(raw.recv(zmq.DONTWAIT, copy=False))
     return frames
+
+
+def contents_of(message: Sequence[zmq.Frame]) -> Frames:
+    """A message's bytes: of small frames a copy, of large ones a view of ZeroMQ's memory."""
+    return [
+        frame.bytes if len(frame) < UNCOPIED_FRAME_BYTES else frame.buffer.toreadonly()
+        for frame in message
+    ]
+
+
+def connection_of(message: Sequence[zmq.Frame]) -> int:
+    """The descriptor by which a message came."""
+    connection = message[-1].get(zmq.SRCFD)  # the identity that a ROUTER puts first has none
+    assert isinstance(connection, int)
+    return connection
 
 
 class MessageWriter:

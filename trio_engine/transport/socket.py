@@ -17,10 +17,19 @@ from trio_engine.errors import ConfigError
 from trio_engine.transport.addresses import (
     check_address,
     check_ipc_is_free,
+    check_target,
     needs_ipv6,
     remove_socket_file,
 )
-from trio_engine.transport.frames import MessageWriter, flat_views, take_message, translated
+from trio_engine.transport.frames import (
+    MessageWriter,
+    connection_of,
+    contents_of,
+    flat_views,
+    take_message,
+    translated,
+)
+from trio_engine.transport.monitor import ConnectionMonitor
 from trio_engine.transport.readiness import Direction, Readiness
 
 if TYPE_CHECKING:
@@ -30,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class SocketKind(enum.IntEnum):
-    """The socket types that the protocol uses."""
+    """The socket types that the protocol uses, and PAIR, by which ZeroMQ reports connections."""
 
     ROUTER = zmq.ROUTER
     DEALER = zmq.DEALER
@@ -38,6 +47,7 @@ class SocketKind(enum.IntEnum):
     PULL = zmq.PULL
     XPUB = zmq.XPUB
     XSUB = zmq.XSUB
+    PAIR = zmq.PAIR
 
 
 class ZmqSocketStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,11 +99,14 @@ class ZmqSocket(trio.abc.AsyncResource):
         *,
         linger_s: float,
         on_close: Callable[[ZmqSocket], object],
+        open_monitor: Callable[[zmq.Socket[bytes]], ZmqSocket],
     ) -> None:
         self._raw = raw
         self._kind = kind
         self._linger_ms = round(linger_s * 1000)
         self._on_close = on_close
+        self._open_monitor = open_monitor
+        self._monitor: ZmqSocket | None = None
         self._closed = False
         self._bound: list[str] = []
         descriptor = raw.getsockopt(zmq.FD)
@@ -131,11 +144,11 @@ class ZmqSocket(trio.abc.AsyncResource):
         """Connects in the background, also before the other side listens.
 
         Raises:
-            ConfigError: the address is malformed or too long.
+            ConfigError: the address is malformed, too long, or names no port.
             trio.ClosedResourceError: this socket was closed.
         """
         self._require_open()
-        check_address(address)
+        check_target(address)
         self._attach(self._raw.connect, address)
 
     def _attach(self, attach: Callable[[str], object], address: str) -> None:
@@ -147,6 +160,16 @@ class ZmqSocket(trio.abc.AsyncResource):
             raise ConfigError(f"cannot use address {address!r}: {error}") from error
         finally:
             self._readiness.look()  # binding and connecting process commands too
+
+    def monitor(self) -> ConnectionMonitor:
+        """Has ZeroMQ report who connects and who leaves; once, before ``bind`` or ``connect``.
+
+        Raises:
+            trio.ClosedResourceError: this socket was closed.
+        """
+        self._require_open()
+        self._monitor = self._open_monitor(self._raw)
+        return ConnectionMonitor(self._monitor)
 
     async def receive(self) -> Frames:
         """The next message.
@@ -170,6 +193,14 @@ class ZmqSocket(trio.abc.AsyncResource):
         """
         if limit < 1:
             raise ValueError(f"limit must be 1 or more, got {limit}")
+        return [contents_of(message) for message in await self._receive(limit)]
+
+    async def receive_from(self) -> tuple[int, Frames]:
+        """``receive``, and the connection that it came by, as ``monitor`` calls it."""
+        (message,) = await self._receive(1)
+        return connection_of(message), contents_of(message)
+
+    async def _receive(self, limit: int) -> list[list[zmq.Frame]]:
         await trio.lowlevel.checkpoint_if_cancelled()
         with self._receiving:
             messages = self._take(limit)
@@ -190,11 +221,11 @@ class ZmqSocket(trio.abc.AsyncResource):
         messages = self._take(1)
         if not messages:
             raise trio.WouldBlock
-        return messages[0]
+        return contents_of(messages[0])
 
-    def _take(self, limit: int) -> list[Frames]:
+    def _take(self, limit: int) -> list[list[zmq.Frame]]:
         self._require_open()
-        messages: list[Frames] = []
+        messages: list[list[zmq.Frame]] = []
         try:
             while len(messages) < limit:
                 messages.append(take_message(self._raw))
@@ -205,7 +236,7 @@ class ZmqSocket(trio.abc.AsyncResource):
         finally:
             self._readiness.look()
         self._messages_received += len(messages)
-        self._bytes_received += sum(len(frame) for frames in messages for frame in frames)
+        self._bytes_received += sum(len(frame) for message in messages for frame in message)
         return messages
 
     async def send(self, frames: Sequence[Buffer]) -> None:
@@ -264,6 +295,11 @@ class ZmqSocket(trio.abc.AsyncResource):
         # Before the listener ends: afterwards the file could be somebody else's.
         for endpoint in self._bound:
             remove_socket_file(endpoint)
+        if self._monitor is not None:
+            # In this order: ZeroMQ's own thread, and with it every socket of the context, would
+            # wait for ever to report to one that is closed.
+            self._raw.monitor(None, 0)
+            self._monitor.close()
         self._raw.close(linger=self._linger_ms)
         self._on_close(self)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from trio_engine.errors import ProtocolError
+from trio_engine.errors import ProtocolError, brief
 from trio_engine.outputs import EngineCoreOutputs
 from trio_engine.requests import EngineCoreRequest
 from trio_engine.wire.arrays import ArrayReader, ArrayWriter, ext_hook
@@ -120,7 +120,8 @@ class RequestDecoder:
         try:
             message = self._decoders[kind].decode(frames[1])
         except _CODEC_ERRORS as error:
-            raise salvage(f"cannot decode {kind.name}: {error}", kind, frames[1]) from error
+            reason = f"cannot decode {kind.name}: {brief(str(error))}"
+            raise salvage(reason, kind, frames[1]) from error
         finally:
             self._arrays.frames = ()
         if kind is EngineCoreRequestType.ABORT:
@@ -166,7 +167,7 @@ class OutputsDecoder:
         try:
             return self._decoder.decode(frames[0])
         except _CODEC_ERRORS as error:
-            raise ProtocolError(f"cannot decode EngineCoreOutputs: {error}") from error
+            raise ProtocolError(f"cannot decode EngineCoreOutputs: {brief(str(error))}") from error
         finally:
             self._arrays.frames = ()
 
@@ -197,7 +198,8 @@ def decode_control(frame: Buffer, message_type: type[T]) -> T:
     try:
         return msgspec.msgpack.decode(frame, type=message_type, ext_hook=ext_hook)
     except _CODEC_ERRORS as error:
-        raise ProtocolError(f"cannot decode {message_type.__name__}: {error}") from error
+        reason = brief(str(error))
+        raise ProtocolError(f"cannot decode {message_type.__name__}: {reason}") from error
 
 
 def _read_kind(frames: Sequence[Buffer]) -> EngineCoreRequestType:

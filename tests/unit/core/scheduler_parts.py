@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 from trio_engine.core.kv_cache import KVCacheManager
 from trio_engine.core.lifecycle import RequestEvent
-from trio_engine.core.scheduler import ScheduledStep, Scheduler
+from trio_engine.core.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from trio_engine.config import SchedulingPolicy
     from trio_engine.core.request import Request
+    from trio_engine.core.scheduled_step import ScheduledStep
 
 
 def make_scheduler(
@@ -20,12 +22,18 @@ def make_scheduler(
     block_size: int = 1,
     max_num_seqs: int = 8,
     budget: int = 64,
+    long_prefill: int = 0,
+    policy: SchedulingPolicy = "fcfs",
+    max_loras: int = 0,
 ) -> Scheduler:
     """Where a block is one token, a request holds as many as it has planned or was granted."""
     scheduler = Scheduler(
         KVCacheManager(num_blocks, block_size),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
+        long_prefill_token_threshold=long_prefill,
+        policy=policy,
+        max_loras=max_loras,
     )
     for request in requests:
         scheduler.add(request)

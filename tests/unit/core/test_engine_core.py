@@ -18,6 +18,7 @@ from tests.unit.core.core_parts import (
     take,
     take_messages,
 )
+from trio_engine.core.outbox import ENTRY_BYTES, TOKEN_BYTES
 from trio_engine.core.plan import StepResult
 from trio_engine.errors import StepError
 from trio_engine.outputs import (
@@ -329,7 +330,8 @@ def test_abort_all_gives_each_request_its_end_at_its_own_client() -> None:
 def test_a_client_that_does_not_read_loses_its_requests_and_delays_nobody(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    core = make_core(num_clients=2, outbox_limit_bytes=100, max_num_seqs=2)
+    six_tokens = ENTRY_BYTES + len("slow") + 6 * TOKEN_BYTES
+    core = make_core(num_clients=2, outbox_limit_bytes=six_tokens, max_num_seqs=2)
     core.add(make_source("slow", client_index=0, max_tokens=50))
     core.add(make_source("fine", client_index=1, max_tokens=50))
     core.add(make_source("slow and waiting", client_index=0))
@@ -337,10 +339,11 @@ def test_a_client_that_does_not_read_loses_its_requests_and_delays_nobody(
         run_step(core, 7, 8)
         take(core, 1)
         assert core.has_requests
-    assert core.outboxes[0].num_bytes == 98
+    assert core.outboxes[0].num_bytes == six_tokens
     run_step(core, 7, 8)
     core.check_integrity()
-    assert "client_overflow client=0 unsent_bytes=103 requests=2" in caplog.text
+    unsent_bytes = six_tokens + TOKEN_BYTES
+    assert f"client_overflow client=0 unsent_bytes={unsent_bytes} requests=2" in caplog.text
     (unread,) = take_messages(core, 0)
     assert unread.outputs[0].new_token_ids == [7] * 7
     assert ends(unread.outputs) == {

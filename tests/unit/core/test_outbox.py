@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+import tracemalloc
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from tests.unit.core.core_parts import make_request
@@ -13,6 +17,7 @@ from trio_engine.outputs import (
     EngineCoreEventType,
     EngineCoreOutput,
     FinishReason,
+    LogprobsLists,
     PrefillStats,
     PrefixCacheStats,
     SchedulerStats,
@@ -339,8 +344,100 @@ def test_a_drop_takes_exactly_its_bytes_back(outbox: Outbox) -> None:
     assert outbox.num_bytes == before
 
 
+def test_the_texts_of_an_end_count_too(outbox: Outbox) -> None:
+    outbox.finish(make_request("a"), FinishReason.ERROR, "reason")
+    ended = ENTRY_BYTES + 1 + FINISHED_ID_BYTES + 1 + 6
+    assert outbox.num_bytes == ended
+    outbox.refuse("b", FinishReason.ERROR, "another")
+    refused = ENTRY_BYTES + 1 + FINISHED_ID_BYTES + 1 + 7
+    assert outbox.num_bytes == ended + refused
+
+
+def test_trace_headers_count_while_they_are_unsent(outbox: Outbox) -> None:
+    request = make_request("a", source_fields={"trace_headers": {"key": "value"}})
+    append_tokens(outbox, request, 1)
+    assert outbox.num_bytes == ENTRY_BYTES + 1 + TOKEN_BYTES + 8
+    outbox.drop(request)
+    assert outbox.num_bytes == FINISHED_ID_BYTES + 1
+
+
+def test_what_is_unsent_of_an_ended_request_does_not_keep_its_prompt(outbox: Outbox) -> None:
+    request = make_request("a")
+    before = sys.getrefcount(request)
+    append_tokens(outbox, request, 1)
+    outbox.append_logprobs(request, logprobs_row(1))
+    outbox.finish(request, FinishReason.LENGTH)
+    after = sys.getrefcount(request)
+    assert after == before
+
+
+def logprobs_row(token_id: int) -> LogprobsLists:
+    ids = np.full((1, 21), token_id, dtype=np.int32)
+    return LogprobsLists(ids, ids.astype(np.float32), np.ones(1, dtype=np.int64))
+
+
+def fill_with_tokens(outbox: Outbox, number: int) -> None:
+    append_tokens(outbox, make_request(f"request-{number}"), *range(1000, 1500))
+
+
+def fill_with_logprobs(outbox: Outbox, number: int) -> None:
+    request = make_request(f"request-{number}")
+    for token_id in range(1000, 1100):
+        outbox.append_logprobs(request, logprobs_row(token_id))
+        outbox.append_token(request, token_id)
+
+
+def fill_with_ends(outbox: Outbox, number: int) -> None:
+    request = make_request(f"request-{number}")
+    request.events = [
+        EngineCoreEvent(EngineCoreEventType(kind), number + kind / 10) for kind in (1, 2)
+    ]
+    request.prefill_stats = PrefillStats(num_prompt_tokens=number)
+    append_tokens(outbox, request, 1000 + number)
+    outbox.finish(request, FinishReason.LENGTH)
+
+
+def fill_with_refusals(outbox: Outbox, number: int) -> None:
+    outbox.refuse(f"request-{number}", FinishReason.ERROR, f"{number} requests wait already")
+
+
+def fill_with_drops(outbox: Outbox, number: int) -> None:
+    outbox.drop(make_request(f"request-{number}"))
+
+
+def fill_with_answers(outbox: Outbox, number: int) -> None:
+    outbox.put_utility_output(UtilityOutput(1000 + number, failure_message=f"no {number}"))
+
+
+@pytest.mark.parametrize(
+    "fill",
+    [
+        fill_with_tokens,
+        fill_with_logprobs,
+        fill_with_ends,
+        fill_with_refusals,
+        fill_with_drops,
+        fill_with_answers,
+    ],
+)
+def test_what_counts_towards_the_limit_is_about_what_it_takes_in_memory(
+    outbox: Outbox, fill: Callable[[Outbox, int], None]
+) -> None:
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(200):
+            fill(outbox, number)
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 0.2 < (after - before) / outbox.num_bytes < 1.4
+
+
 def test_everything_unsent_counts_towards_the_limit() -> None:
-    outbox = Outbox(0, 0, limit_bytes=1000)
+    outbox = Outbox(0, 0, limit_bytes=3000)
     sizes = [outbox.num_bytes]
     puts: list[Callable[[], None]] = [
         lambda: outbox.refuse("refused", FinishReason.ERROR),
@@ -353,7 +450,7 @@ def test_everything_unsent_counts_towards_the_limit() -> None:
         sizes.append(outbox.num_bytes)
     assert sizes == sorted(set(sizes))
     assert not outbox.is_full
-    outbox.put_utility_output(UtilityOutput(3), result_bytes=1000)
+    outbox.put_utility_output(UtilityOutput(3), result_bytes=3000)
     assert outbox.is_full
     outbox.take(0.0)
     assert outbox.num_bytes == 0

@@ -341,7 +341,7 @@ def test_the_integrity_check_finds_a_request_in_two_queues() -> None:
     request = make_request("a", 1)
     scheduler = make_scheduler(request)
     schedule(scheduler)
-    scheduler.waiting[request] = None
+    scheduler._preempted.add(request)
     with pytest.raises(AssertionError, match="two queues"):
         scheduler.check_integrity()
 

@@ -70,7 +70,7 @@ def test_each_resumption_adds_its_events_and_no_second_prefill_stats() -> None:
 
 
 def test_a_request_preempted_before_its_first_token_tells_the_first_prefill_only() -> None:
-    core = make_core(num_blocks=10, max_num_batched_tokens=4)
+    core = make_core(num_blocks=10, max_num_batched_tokens=4, enable_prefix_caching=False)
     core.add(make_source("a", 2, max_tokens=3))
     core.add(make_source("b", 7))
     run_step(core, 7, -1)
@@ -114,7 +114,7 @@ def test_stats_go_to_the_first_client_with_an_output_else_to_client_0() -> None:
 
 
 def test_stats_are_the_state_after_the_step() -> None:
-    core = make_core(num_blocks=40, max_num_seqs=2)
+    core = make_core(num_blocks=40, max_num_seqs=2, enable_prefix_caching=False)
     for name in "abc":
         core.add(make_source(name, 5, max_tokens=2))
     run_step(core, 7, 7)

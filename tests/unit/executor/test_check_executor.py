@@ -47,7 +47,11 @@ class Altered(NullExecutor):
 
     def collect(self) -> StepResult:
         result = super().collect()
+        drawn = result.token_ids
         self._alter(result, self._number)
+        told = dict(zip(drawn, result.token_ids, strict=False))
+        for row in (result.logprobs or {}).values():
+            row.logprob_token_ids[0, 0] = told[int(row.logprob_token_ids[0, 0])]
         return result
 
 
@@ -75,6 +79,19 @@ def lose_a_row(result: StepResult, _number: int) -> None:
     result.token_ids = result.token_ids[:1]
 
 
+def lose_logprobs(result: StepResult, _number: int) -> None:
+    result.logprobs = None
+
+
+def tell_prompt_logprobs_late(result: StepResult, _number: int) -> None:
+    result.prompt_logprobs = None
+
+
+def cut_logprobs(result: StepResult, _number: int) -> None:
+    for slot, row in (result.logprobs or {}).items():
+        result.logprobs = {slot: row._replace(logprobs=row.logprobs[:, :1])}
+
+
 @pytest.mark.parametrize(
     ("alter", "complaint"),
     [
@@ -84,6 +101,9 @@ def lose_a_row(result: StepResult, _number: int) -> None:
         (leave_the_vocabulary, "plan 1 gave token 100"),
         (forget_the_plan, "came for plan 1"),
         (lose_a_row, r"came for slots \[0, 1\]"),
+        (lose_logprobs, r"plan 1 has logprobs of slots \[\]"),
+        (tell_prompt_logprobs_late, r"plan 1 has prompt logprobs of slots \[\]"),
+        (cut_logprobs, r"LogprobsLists\(logprob_token_ids"),
     ],
 )
 def test_results_that_do_not_conform_are_noticed(

@@ -11,6 +11,7 @@ from trio_engine.core.plan import NO_TOKEN, DeviceCommand, NewRow, StepPlan
 from trio_engine.errors import RequestError, StepError
 from trio_engine.executor.kv_checking import KVCheckingExecutor
 from trio_engine.executor.null import VOCAB_SIZE
+from trio_engine.requests import LoRARequest
 from trio_engine.sampling_params import SamplingParams
 
 BLOCK_SIZE = 2
@@ -21,7 +22,11 @@ def make_executor(
 ) -> KVCheckingExecutor:
     """Eight blocks of two tokens, four slots."""
     config = EngineConfig(
-        executor="kv-checking", max_num_seqs=4, block_size=BLOCK_SIZE, num_blocks=8
+        executor="kv-checking",
+        max_num_seqs=4,
+        enable_lora=True,
+        block_size=BLOCK_SIZE,
+        num_blocks=8,
     )
     return KVCheckingExecutor(config, launches_ahead=launches_ahead, vocab_size=vocab_size)
 
@@ -37,6 +42,10 @@ def make_row(slot: int, token_ids: list[int], block_ids: list[int], **changes: A
         "sampling_params": SamplingParams(),
     }
     return NewRow(**(values | changes))
+
+
+def adapter(lora_id: int) -> LoRARequest | None:
+    return LoRARequest(f"a{lora_id}", lora_id) if lora_id else None
 
 
 def make_plan(plan_id: int, *rows: tuple[int, int], **changes: Any) -> StepPlan:
@@ -84,7 +93,7 @@ def test_another_history_or_adapter_draws_other_tokens() -> None:
     drawn = set()
     for prompt, lora_id in (([5, 6, 7], 0), ([6, 5, 7], 0), ([5, 6], 0), ([5, 6, 7], 1)):
         executor = make_executor(vocab_size=10**9)
-        row = make_row(0, prompt, [0, 1], lora_id=lora_id)
+        row = make_row(0, prompt, [0, 1], lora_request=adapter(lora_id))
         drawn.update(run(executor, make_plan(0, (0, len(prompt)), new_rows=[row])))
     assert len(drawn) == 4
 
@@ -251,7 +260,7 @@ def test_a_cache_hit_with_the_right_tokens_after_a_wrong_beginning() -> None:
 def test_a_cache_hit_of_another_adapter() -> None:
     executor = make_executor()
     start(executor)
-    hit = make_row(1, [5, 6, 7], [0, 2], num_computed_tokens=2, lora_id=1)
+    hit = make_row(1, [5, 6, 7], [0, 2], num_computed_tokens=2, lora_request=adapter(1))
     assert "other content" in refusal(executor, make_plan(1, (1, 1), new_rows=[hit]))
 
 

@@ -101,9 +101,10 @@ def test_a_bad_word_that_does_not_join_with_the_space_is_forbidden_once(
         ({"logprobs": -1}, "logprobs must be at most 20, got -1"),
         ({"prompt_logprobs": 21}, "prompt_logprobs must be at most 20, got 21"),
         (
-            {"logprob_token_ids": list(range(21))},
-            "logprob_token_ids must be at most 20 ids, got 21",
+            {"logprob_token_ids": [1] * 129},
+            "logprob_token_ids must be at most 128 ids, got 129",
         ),
+        ({"logprob_token_ids": [1, 2], "logprobs": 1}, "logprobs must be None or 2, .* got 1"),
         ({"logprob_token_ids": [50]}, "logprob_token_ids must be token ids, 0 to 49, got 50"),
         ({"allowed_token_ids": []}, r"allowed_token_ids must not be empty, got \[\]"),
         ({"allowed_token_ids": [1, -1]}, "allowed_token_ids .* got -1 at place 1"),
