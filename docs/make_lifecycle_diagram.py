@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trio_engine.core.lifecycle import TRANSITIONS, RequestStatus
+from trio_engine.core.lifecycle import FIRST_STATUSES, TRANSITIONS, RequestStatus
 
 PAGE = Path(__file__).with_name("architecture.md")
 START = "<!-- lifecycle: made by docs/make_lifecycle_diagram.py -->\n"
@@ -24,7 +24,7 @@ def make_diagram() -> str:
     lines = [
         "```mermaid",
         "stateDiagram-v2",
-        f"    [*] --> {RequestStatus.WAITING.value}",
+        *(f"    [*] --> {status.value}" for status in FIRST_STATUSES),
         *(f"    {a} --> {b}: {', '.join(events)}" for (a, b), events in arrows.items()),
         f"    {RequestStatus.FINISHED.value} --> [*]",
         "```",

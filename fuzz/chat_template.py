@@ -1,7 +1,8 @@
 """Any chat template renders or raises ModelError or RequestError, and nothing else.
 
 A template is a program and may run for ever or fill the memory; that is documented, and not what
-is looked for here. So loops, repetitions and numbers of an input are kept small.
+is looked for here. So loops, repetitions and numbers of an input are kept small, and one that runs
+long all the same is stopped.
 """
 
 from __future__ import annotations
@@ -122,4 +123,5 @@ TARGET = Target(
         lambda pieces: "".join(pieces).encode(errors="replace")
     ),
     lambda: [piece.encode() for piece in _PIECES],
+    may_run_long=True,
 )

@@ -1,7 +1,8 @@
 """Runs targets on their seeds, on changed seeds, and on what Hypothesis makes of random bytes.
 
-An input fails that raises what the target does not expect, or takes longer than a limit. It is
-shown as hex and kept in a file, which ``python -m fuzz --target NAME FILE`` runs again.
+An input fails that raises what the target does not expect, or takes longer than a limit, unless
+the target says that it may. It is shown as hex and kept in a file, which
+``python -m fuzz --target NAME FILE`` runs again.
 """
 
 from __future__ import annotations
@@ -85,6 +86,8 @@ class Runner:
             raise
         except BaseException as error:  # a panic of a library in Rust is not an Exception
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            if target.may_run_long and isinstance(error, TooSlowError):
+                return True
             self._report(target, error)
             return False
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)

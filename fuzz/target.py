@@ -39,6 +39,7 @@ class Target:
             invariant does not hold.
         inputs: inputs of a likely form, as bytes.
         make_seeds: more inputs to start from, beside those in the folder.
+        may_run_long: an input that takes longer than the runner's limit is stopped, and no failure.
 
     Attributes:
         name: as given.
@@ -46,6 +47,7 @@ class Target:
         last_input: what ``check`` had last; Hypothesis does not tell what it made.
         num_inputs: how many it had.
         num_accepted: how many of them the decoder accepted.
+        may_run_long: as given.
         on_input: called with each of them before it runs.
     """
 
@@ -56,11 +58,14 @@ class Target:
         check: Callable[[bytes], bool],
         inputs: st.SearchStrategy[bytes],
         make_seeds: Callable[[], Iterable[bytes]] = tuple,
+        *,
+        may_run_long: bool = False,
     ) -> None:
         self.name = name
         self.invariant = (invariant or "").partition("\n")[0]
         self.last_input = b""
         self.num_inputs = self.num_accepted = 0
+        self.may_run_long = may_run_long
         self.on_input: Callable[[bytes], object] | None = None
         self._check = check
         self._inputs = inputs

@@ -19,6 +19,7 @@ NAMES = (
     "hf_config",
     "chat_messages",
     "chat_template",
+    "grammar_source",
 )
 
 

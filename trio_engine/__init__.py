@@ -40,7 +40,9 @@ if TYPE_CHECKING:
     from trio_engine.sampling_params import (
         RequestOutputKind as RequestOutputKind,
         SamplingParams as SamplingParams,
+        StructuredOutputsParams as StructuredOutputsParams,
     )
+    from trio_engine.text.embeds_prompt import EmbedsPrompt as EmbedsPrompt
 
 __version__ = "0.1.0"
 
@@ -66,6 +68,8 @@ _HOME_OF = {
     "FinishReason": "outputs",
     "RequestOutputKind": "sampling_params",
     "SamplingParams": "sampling_params",
+    "StructuredOutputsParams": "sampling_params",
+    "EmbedsPrompt": "text.embeds_prompt",
 }
 
 __all__ = ["__version__", *sorted(_HOME_OF)]

@@ -108,5 +108,10 @@ def _field_docs() -> dict[str, str]:
     """Each field's text in the struct's docstring; empty when docstrings are stripped."""
     _, _, listed = (EngineConfig.__doc__ or "").partition("Attributes:\n")
     entries = re.findall(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", listed, flags=re.MULTILINE)
+    return {name: _help_of(text) for name, text in entries}
+
+
+def _help_of(text: str) -> str:
+    """A docstring's text for a terminal: in one line, without its markup."""
     # argparse formats help with %: a literal one in the text would be read as a field.
-    return {name: " ".join(text.split()).replace("%", "%%") for name, text in entries}
+    return " ".join(text.split()).replace("``", "").replace("%", "%%")

@@ -26,7 +26,8 @@ class OurClients(EngineMachine):
 
 def main() -> None:
     logging.disable()  # what the engine says about refused messages
-    run_state_machine_as_test(OurClients, settings=settings(max_examples=20, database=None))
+    options = settings(OurClients.TestCase.settings, max_examples=20, database=None)
+    run_state_machine_as_test(OurClients, settings=options)
     print("all promises were kept")
 
 

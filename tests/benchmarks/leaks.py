@@ -31,7 +31,7 @@ from trio_engine.client.inproc_client import open_inproc_engine
 from trio_engine.client.launcher import open_engine
 from trio_engine.config import EngineConfig
 from trio_engine.engine.engine_core_proc import run_engine_core
-from trio_engine.executor.null import NullExecutor
+from trio_engine.executor.null import VOCAB_SIZE, NullExecutor
 from trio_engine.sampling_params import RequestOutputKind, SamplingParams
 from trio_engine.testing.wire_front_end import WireFrontEnd
 
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from trio_engine.client.base import EngineClient
 
-PROMPT = list(range(100, 116))
 ONE_TOKEN = SamplingParams(max_tokens=1)
 LONG = SamplingParams(max_tokens=1000, output_kind=RequestOutputKind.DELTA)
 ABORTED_EVERY = 6
@@ -50,7 +49,11 @@ NUM_OPEN = 64
 
 MAX_OBJECTS = 200
 MAX_MB = 4.0
-CONFIG = EngineConfig(executor="null", max_num_seqs=256, num_blocks=32768)
+NUM_BLOCKS = 8192
+"""So few that the prefix cache, whose index grows until each block is in it, is full long before
+the first look."""
+
+CONFIG = EngineConfig(executor="null", max_num_seqs=256, num_blocks=NUM_BLOCKS)
 
 
 class Size(NamedTuple):
@@ -68,6 +71,11 @@ class Subject(NamedTuple):
 
     serve: Callable[[range], Awaitable[None]]
     measure: Callable[[], Awaitable[Size]]
+
+
+def prompt_of(number: int) -> list[int]:
+    """One block of the prefix cache that hardly any other request shares."""
+    return [(number + position) % VOCAB_SIZE for position in range(CONFIG.block_size)]
 
 
 def is_aborted(number: int) -> bool:
@@ -94,9 +102,9 @@ async def serve_by_client(engine: EngineClient, numbers: range) -> None:
 async def _serve_in_turn(engine: EngineClient, remaining: Iterator[int]) -> None:
     for number in remaining:
         if not is_aborted(number):
-            await engine.complete(PROMPT, ONE_TOKEN)
+            await engine.complete(prompt_of(number), ONE_TOKEN)
             continue
-        async with engine.generate(PROMPT, LONG) as stream:
+        async with engine.generate(prompt_of(number), LONG) as stream:
             if not is_aborted_at_once(number):
                 await anext(aiter(stream))
             else:
@@ -116,7 +124,8 @@ async def serve_by_wire(front_end: WireFrontEnd, numbers: range) -> None:
         if number is None:
             return 0
         request_id = f"request-{number}"
-        await front_end.add(request_id, PROMPT, max_tokens=1000 if is_aborted(number) else 1)
+        max_tokens = 1000 if is_aborted(number) else 1
+        await front_end.add(request_id, prompt_of(number), max_tokens=max_tokens)
         if is_aborted_at_once(number):
             await front_end.abort(request_id)
         elif is_aborted(number):
@@ -179,7 +188,10 @@ async def process_client() -> AsyncIterator[Subject]:
 
 @asynccontextmanager
 async def process_wire() -> AsyncIterator[Subject]:
-    async with open_wire_engine(counting_command()) as (front_end, process):
+    async with open_wire_engine(counting_command(f"--num-blocks={NUM_BLOCKS}")) as (
+        front_end,
+        process,
+    ):
 
         async def measure() -> Size:
             answer = await front_end.call_utility("count_objects")

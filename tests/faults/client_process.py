@@ -52,7 +52,7 @@ def engine_for(moment: Moment) -> list[str]:
 
 
 async def say_engine_pid() -> None:
-    while not child_pids():
+    while not child_pids():  # noqa: ASYNC110  # no event tells of them
         await trio.sleep(0.001)
     (pid,) = child_pids()
     say(f"{ENGINE_PID}{pid}")

@@ -57,6 +57,7 @@ async def open_front_end_process(
         [sys.executable, "-m", f"tests.faults.{module}", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         env=env,
     )
     front_end = FrontEndProcess(process)

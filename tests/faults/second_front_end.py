@@ -1,7 +1,7 @@
-"""The second of two front ends, in a process of its own: ``python -m tests.faults.second_front_end``.
+"""The second of two front ends of an engine, in a process of its own.
 
-Its addresses, which it says on standard output, are for the INIT of the first one. It streams, and
-then does what its arguments say: a moment and a means.
+``python -m tests.faults.second_front_end MOMENT MEANS``. Its addresses, which it says on standard
+output, are for the INIT of the first one.
 """
 
 from __future__ import annotations
@@ -22,14 +22,18 @@ from trio_engine.wire.messages import UtilityCall
 ADDRESSES = "addresses "
 CLIENT = 1
 """What the engine knows it as."""
-NUM_TOKENS = 500
-NUM_TOKENS_UNREAD = 100_000
-"""Of a front end that reads no more."""
+
+
+def num_tokens(moment: Moment, means: Means) -> int:
+    """Of its stream: a second or two, and without end if it reads no more."""
+    if means is Means.SILENCE:
+        return 100_000
+    return 10 if moment is Moment.MID_STEP else 500
 
 
 async def play(moment: Moment, means: Means, front_end: WireFrontEnd) -> None:
     await front_end.receive_announcement()
-    count = NUM_TOKENS_UNREAD if means is Means.SILENCE else NUM_TOKENS
+    count = num_tokens(moment, means)
     if moment is not Moment.IDLE:
         log = front_end.listen("theirs")
         await front_end.send(make_request("theirs", PROMPT, client=CLIENT, max_tokens=count))

@@ -9,8 +9,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 import trio
 
+from tests.fair_time import wait_within
 from tests.faults.breaking_engines import REACHED, STEP_S
 from tests.faults.client_process import PROMPT, TOKENS_ARE_RIGHT
 from tests.faults.front_end_processes import FrontEndProcess, open_front_end_process
@@ -35,6 +37,8 @@ TEST_TIMEOUT_S = 40.0
 FLUSH_S = 1.0
 """The default of ``flush_timeout_s``, which a client that does not read may cost."""
 GONE_S = 2.0
+MAX_DELAY_S = 1.0
+"""What no front end may cost another, beside the longest step."""
 FROZEN_S = 0.2
 MAX_GROWTH_BYTES = 20 << 20
 """Of the engine's memory, whatever a front end does not read."""
@@ -93,6 +97,7 @@ async def open_pair(
                 yield front_end, other, engine
 
 
+@pytest.mark.known_fault(kind="orphan-engine")
 @faults(Side.FRONT_END, promise=Promise.LIVES)
 async def test_the_other_front_end_notices_nothing(fault: Fault) -> None:
     async with open_pair(fault) as (front_end, other, engine):
@@ -104,11 +109,11 @@ async def test_the_other_front_end_notices_nothing(fault: Fault) -> None:
             await other.wait_said(REACHED)
             if fault.means not in (Means.SILENCE, Means.MALFORMED):
                 await other.break_by(fault.means)
-        await check_stream(front_end, "healthy", count)
+        await check_stream(front_end, "healthy", count, engine)
         if fault.moment is Moment.CALL_PENDING:
             await front_end.call_utility("resume_scheduler")  # a pause outlives whoever asked
         await front_end.add("later", PROMPT, max_tokens=count)
-        await check_stream(front_end, "later", count)
+        await check_stream(front_end, "later", count, engine)
         if fault.means is Means.STOP:
             other.send(signal.SIGCONT)
             await other.wait_said(TOKENS_ARE_RIGHT)
@@ -120,8 +125,13 @@ async def test_the_other_front_end_notices_nothing(fault: Fault) -> None:
         assert "Traceback" not in engine.stderr
 
 
-async def check_stream(front_end: WireFrontEnd, request_id: str, count: int) -> None:
-    log = await front_end.finish(request_id)
+async def check_stream(
+    front_end: WireFrontEnd, request_id: str, count: int, engine: EngineUnderTest
+) -> None:
+    """It has its tokens, and none of them is late."""
+    log = front_end.logs[(0, request_id)]
+    while log.finish_reason is None:
+        await wait_within(STEP_S + MAX_DELAY_S, front_end.next_outputs, engine.process.pid)
     assert log.finish_reason is FinishReason.LENGTH
     assert log.token_ids == [null_token(PROMPT, place) for place in range(count)]
 
@@ -138,17 +148,18 @@ async def wait_nothing_runs(front_end: WireFrontEnd) -> None:
 @faults(Side.FRONT_END, promise=Promise.ENDS)
 async def test_a_drain_does_not_wait_for_it(fault: Fault) -> None:
     async with open_pair(fault, "--shutdown-timeout=60") as (front_end, other, engine):
+        await other.wait_said(REACHED)
         await front_end.add("healthy", PROMPT, max_tokens=num_tokens(fault))
         await front_end.wait_num_tokens("healthy", 1)
-        await other.wait_said(REACHED)
         engine.send(signal.SIGTERM)
         await engine.wait_stderr("stop_requested")
         await other.break_by(fault.means)
-        await check_stream(front_end, "healthy", num_tokens(fault))
+        await check_stream(front_end, "healthy", num_tokens(fault), engine)
         assert await engine.wait(TEST_TIMEOUT_S) == ExitStatus.STOPPED
         assert "Traceback" not in engine.stderr
 
 
+@pytest.mark.known_fault(kind="orphan-engine")
 @faults(Side.ONLY_FRONT_END)
 async def test_an_engine_that_nobody_owns_outlives_its_front_end(fault: Fault) -> None:
     """What it runs comes to its end, so that a drain is short."""

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,9 +24,10 @@ from trio_engine.testing import machines
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parent.parent / "trio_engine"
-MAX_EXAMPLES = 2000
+MAX_EXAMPLES = {"BlockPoolMachine": 2000, "EngineCoreMachine": 2000, "EngineMachine": 500}
 WANTED_RULES = 8
-TIMEOUT_S = 600.0
+TIMEOUT_S = 900.0
+"""Hypothesis itself gives up shrinking after five minutes."""
 
 FOUND_BY = re.compile(r"^Found by: (\w+)$", re.MULTILINE)
 STEP = re.compile(r"^(?:[\w, ]+ = )?state\.(\w+)\(.*$", re.MULTILINE)
@@ -33,7 +35,7 @@ STEP = re.compile(r"^(?:[\w, ]+ = )?state\.(\w+)\(.*$", re.MULTILINE)
 # Run beside the copy. Derandomized and without a database: the same fault, the same example.
 PROGRAM = """
 import logging, sys, traceback, trio_engine
-from hypothesis import Phase, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from trio_engine.testing import machines
 
@@ -46,6 +48,7 @@ options = settings(
     database=None,
     report_multiple_bugs=False,
     phases=[Phase.generate, Phase.shrink],
+    suppress_health_check=list(HealthCheck),
 )
 logging.disable()
 try:
@@ -73,18 +76,16 @@ def patches(names: list[str]) -> list[Path]:
     return [HERE / f"{name}.patch" for name in names] or sorted(HERE.glob("*.patch"))
 
 
-def run_mutant(patch: Path, *, max_examples: int = MAX_EXAMPLES) -> Outcome:
+def run_mutant(patch: Path) -> Outcome:
     """Runs a machine over a copy of the package with one fault in it.
 
     Raises:
         RuntimeError: the patch does not fit the package any more, or the machine did not run.
     """
-    found_by = FOUND_BY.search(patch.read_text())
-    if found_by is None:
-        raise RuntimeError(f"{patch.name} does not say who should find it")
+    machine = machine_for(patch)
     with tempfile.TemporaryDirectory() as folder:
-        _copy_with_fault(patch, folder)
-        arguments = [folder, found_by[1], str(max_examples)]
+        copy_with_fault(patch, folder)
+        arguments = [folder, machine, str(MAX_EXAMPLES[machine])]
         ended = subprocess.run(
             [sys.executable, "-c", PROGRAM, *arguments],
             cwd=folder,
@@ -96,7 +97,15 @@ def run_mutant(patch: Path, *, max_examples: int = MAX_EXAMPLES) -> Outcome:
     if ended.returncode:
         raise RuntimeError(f"{patch.name}: {ended.stderr}")
     _, _, error = ended.stdout.partition("FOUND")
-    return Outcome(patch.stem, found_by[1], _rules_in(error, found_by[1]), error)
+    return Outcome(patch.stem, machine, _rules_in(error, machine), error)
+
+
+def machine_for(patch: Path) -> str:
+    """The machine that a patch names; RuntimeError if there is no such machine."""
+    found_by = FOUND_BY.search(patch.read_text())
+    if found_by is None or found_by[1] not in MAX_EXAMPLES:
+        raise RuntimeError(f"{patch.name} does not say who should find it")
+    return found_by[1]
 
 
 def _rules_in(error: str, machine: str) -> list[str]:
@@ -106,7 +115,8 @@ def _rules_in(error: str, machine: str) -> list[str]:
     return [step[0] for step in STEP.finditer(error) if step[1] not in no_rules]
 
 
-def _copy_with_fault(patch: Path, folder: str) -> None:
+def copy_with_fault(patch: Path, folder: str) -> None:
+    """Copies the package into a folder, with a patch; RuntimeError if that does not apply."""
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(PACKAGE, Path(folder) / PACKAGE.name, ignore=ignored)
     applied = subprocess.run(
@@ -123,17 +133,18 @@ def _copy_with_fault(patch: Path, folder: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("names", nargs="*", help="patches without .patch; all if none")
-    parser.add_argument("--max-examples", type=int, default=MAX_EXAMPLES)
     parser.add_argument(
         "--show", action="store_true", help="print the errors with their examples too"
     )
     options = parser.parse_args()
     outcomes = []
     for patch in patches(options.names):
-        outcome = run_mutant(patch, max_examples=options.max_examples)
+        started = time.monotonic()
+        outcome = run_mutant(patch)
         outcomes.append(outcome)
         verdict = f"{len(outcome.steps)} rules" if outcome.is_found else "NOT FOUND"
-        print(f"{outcome.name:40} {outcome.machine:20} {verdict}", flush=True)
+        took = f"{time.monotonic() - started:.0f} s"
+        print(f"{outcome.name:40} {outcome.machine:20} {verdict:10} {took:>6}", flush=True)
         if options.show:
             print(outcome.error)
     good = [o for o in outcomes if o.is_found and len(o.steps) <= WANTED_RULES]

@@ -9,10 +9,12 @@ import sys
 import tempfile
 import textwrap
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trio
+
+from tests.fair_time import wait_within
+from tests.process.processes import thread_names
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -133,26 +135,24 @@ class EngineUnderTest:
     async def wait_stderr(self, text: str) -> None:
         """Returns when it has written this."""
         while text not in self.stderr:
-            assert self.process.poll() is None, self.stderr
+            ended = self.process.poll() is not None
+            assert not ended or text in self.stderr, self.stderr
             await trio.sleep(0.005)  # a file cannot be waited on
 
     async def wait_handlers(self) -> None:
         """Returns when it has just set up its handlers; Python itself has none for SIGTERM."""
-        while not self._catches(signal.SIGTERM):
+        while not self.catches(signal.SIGTERM):
             assert self.process.poll() is None, self.stderr
             await trio.lowlevel.checkpoint()
 
     async def wait_zmq_socket(self) -> None:
         """Returns when it has opened its first ZeroMQ socket, which is for its HELLO."""
-        while not any("ZMQbg/IO" in name for name in self._thread_names()):
+        while not any("ZMQbg/IO" in name for name in thread_names(self.process.pid)):
             assert self.process.poll() is None, self.stderr
             await trio.sleep(0.005)
 
-    def _thread_names(self) -> list[str]:
-        tasks = Path(f"/proc/{self.process.pid}/task")
-        return [path.read_text() for path in tasks.glob("*/comm")]
-
-    def _catches(self, number: signal.Signals) -> bool:
+    def catches(self, number: signal.Signals) -> bool:
+        """Whether it has a handler for a signal by now."""
         with open(f"/proc/{self.process.pid}/status") as file:
             masks = dict(line.rstrip("\n").split(":\t", 1) for line in file)
         return bool(int(masks["SigCgt"], 16) >> (number - 1) & 1)
@@ -172,10 +172,9 @@ class EngineUnderTest:
         """Its exit status; negative for a signal.
 
         Raises:
-            trio.TooSlowError: it is not gone within the time.
+            trio.TooSlowError: it is not gone within the time in which it could run.
         """
-        with trio.fail_after(within_s):
-            return await self.process.wait()
+        return await wait_within(within_s, self.process.wait, self.process.pid)
 
     async def close(self) -> None:
         """Kills it if it still runs."""

@@ -26,6 +26,17 @@ def child_pids() -> set[int]:
     }
 
 
+def children_of(pid: int) -> list[int]:
+    """Processes that another process has started and not reaped."""
+    paths = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for path in paths for child in path.read_text().split()]
+
+
+def thread_names(pid: int) -> list[str]:
+    """What the system calls the threads of a process."""
+    return [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/comm")]
+
+
 async def wait_ended(pid: int) -> None:
     """Waits for the end of any process, a child of ours or not."""
     try:

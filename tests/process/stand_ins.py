@@ -42,20 +42,40 @@ def exits(status: int) -> list[str]:
 
 NEVER_SAYS_HELLO = command_of("import time; time.sleep(60)")
 
-EXITS_AFTER_HELLO = wire_command_of(
-    """
-    async def main():
-        async with open_context() as context:
-            handshake = EngineHandshake(0, local=True, headless=False)
-            socket = context.socket(SocketKind.DEALER, identity=handshake.identity)
-            socket.connect(address)
-            await socket.send([handshake.hello()])
-            handshake.receive_init(await socket.receive())
 
-    trio.run(main)
-    sys.exit(3)
-    """
-)
+def exits_after_hello(status: int) -> list[str]:
+    """Ends once it was told its addresses."""
+    return wire_command_of(
+        f"""
+        async def main():
+            async with open_context() as context:
+                handshake = EngineHandshake(0, local=True, headless=False)
+                socket = context.socket(SocketKind.DEALER, identity=handshake.identity)
+                socket.connect(address)
+                await socket.send([handshake.hello()])
+                handshake.receive_init(await socket.receive())
+
+        trio.run(main)
+        print("no such model", flush=True)
+        os._exit({status})
+        """
+    )
+
+
+def exits_after_ready(status: int) -> list[str]:
+    """Ends a moment after it was ready."""
+    return wire_command_of(
+        f"""
+        async def main():
+            async with open_scripted_engine(address, local=True, headless=False) as wire:
+                await wire.wait_ready()
+                await trio.sleep(0.05)
+
+        trio.run(main)
+        os._exit({status})
+        """
+    )
+
 
 SPEAKS_GARBAGE = wire_command_of(
     """

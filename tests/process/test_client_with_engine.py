@@ -6,24 +6,20 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
 
-from tests.process.processes import child_pids, wait_ended
+from tests.process.processes import child_pids
 from trio_engine.client.launcher import connect_engine, open_engine
 from trio_engine.config import EngineConfig
 from trio_engine.errors import EngineDeadError, EngineStartError, RequestFailedError
+from trio_engine.executor.kv_checking import HIDDEN_SIZE
 from trio_engine.outputs import FinishReason
 from trio_engine.sampling_params import RequestOutputKind, SamplingParams
+from trio_engine.text.embeds_prompt import EmbedsPrompt
 from trio_engine.transport.ipc import IpcDirectory
-
-if TYPE_CHECKING:
-    from trio_engine.client.base import EngineClient
-    from trio_engine.client.stream import RequestStream
 
 TEST_TIMEOUT_S = 30.0
 NULL = EngineConfig(executor="null", null_step_ms=1.0, num_blocks=64, max_model_len=256)
@@ -45,50 +41,40 @@ async def test_requests_utilities_and_an_orderly_end() -> None:
 
 
 @pytest.mark.slow
+async def test_log_probabilities_and_embeddings_cross_the_wire() -> None:
+    """Rows that an array alone carries, and small ones inline; embeddings of either size."""
+    config = EngineConfig(executor="kv-checking", num_blocks=64, max_model_len=256)
+    params = SamplingParams(max_tokens=40, logprobs=2, temperature=0.0)
+    with trio.fail_after(TEST_TIMEOUT_S):
+        async with open_engine(config) as engine:
+            outputs = []
+            for num_tokens in (2, 30):
+                embeds = np.ones((num_tokens, HIDDEN_SIZE), np.float32)
+                prompt = EmbedsPrompt(embeds=embeds)
+                outputs.append(await engine.complete(prompt, params))
+                assert outputs[-1].num_prompt_tokens == num_tokens
+            asked = SamplingParams(max_tokens=1, logprob_token_ids=[4, 5], prompt_logprobs=1)
+            outputs.append(await engine.complete([7, 8, 9], asked))
+    for output in outputs:
+        assert output.logprobs is not None
+        width = output.logprobs.logprobs.shape[1]
+        assert output.logprobs.logprobs.shape == (len(output.token_ids), width)
+        assert output.logprobs.logprob_token_ids[:, 0].tolist() == output.token_ids
+    assert outputs[0].token_ids != outputs[1].token_ids
+    assert outputs[2].logprobs is not None
+    assert outputs[2].logprobs.logprob_token_ids[0, 1:].tolist() == [4, 5]
+    assert outputs[2].prompt_logprobs is not None
+    assert outputs[2].prompt_logprobs.logprob_token_ids.to_numpy()[:, 0].tolist() == [8, 9]
+    assert outputs[0].prompt_logprobs is None
+
+
+@pytest.mark.slow
 async def test_a_request_that_the_engine_refuses_fails() -> None:
     with trio.fail_after(TEST_TIMEOUT_S):
         async with open_engine(NULL) as engine:
             with pytest.raises(RequestFailedError):
                 await engine.complete([1 << 40])
             assert (await engine.complete([1], SamplingParams(max_tokens=1))).finished
-
-
-@pytest.mark.slow
-async def test_sigkill_reaches_every_kind_of_waiter() -> None:
-    before = child_pids()
-    with trio.fail_after(TEST_TIMEOUT_S):
-        async with open_engine(NULL) as engine:
-            (pid,) = child_pids() - before
-            async with engine.generate([1], LONG) as running, trio.open_nursery() as nursery:
-                await anext(running)
-                # Waits until nothing runs, so it pends as long as the stream.
-                nursery.start_soon(expect_death_in_call, engine)
-                # Not admitted while paused.
-                nursery.start_soon(expect_death, engine)
-                await wait_all_tasks_blocked()
-                os.kill(pid, signal.SIGKILL)
-                nursery.start_soon(expect_death, engine)  # not sent yet
-                with trio.fail_after(2.0):
-                    death = await engine.wait_dead()
-                    assert death.exit_status == -signal.SIGKILL
-                    assert not death.was_asked_to_stop
-                with pytest.raises(EngineDeadError):
-                    await read_all(running)
-
-
-async def read_all(stream: RequestStream) -> None:
-    async for _ in stream:
-        pass
-
-
-async def expect_death(engine: EngineClient) -> None:
-    with pytest.raises(EngineDeadError, match="SIGKILL"):
-        await engine.complete([1], LONG)
-
-
-async def expect_death_in_call(engine: EngineClient) -> None:
-    with pytest.raises(EngineDeadError, match="SIGKILL"):
-        await engine.call_utility("pause_scheduler", "wait")
 
 
 @pytest.mark.slow
@@ -142,38 +128,3 @@ async def test_in_front_of_an_engine_started_elsewhere() -> None:
             process.terminate()
             await process.wait()
         assert process.returncode == 0
-
-
-OWNER = """
-import trio
-from trio_engine import EngineConfig, SamplingParams, open_engine
-from tests.process.processes import child_pids
-
-async def main():
-    config = EngineConfig(executor="null", null_step_ms=50.0)
-    async with open_engine(config) as engine:
-        params = SamplingParams(max_tokens=1000, ignore_eos=True)
-        async with engine.generate([1], params) as stream:
-            await anext(stream)
-            print(*child_pids(), flush=True)
-            await trio.sleep_forever()
-
-trio.run(main)
-"""
-
-
-@pytest.mark.slow
-async def test_the_engine_leaves_when_its_owner_is_killed_and_takes_the_sockets_along() -> None:
-    parent = tempfile.mkdtemp(prefix="te-", dir="/tmp")  # short enough for sockets in it
-    env = {**os.environ, "TMPDIR": parent}
-    command = [sys.executable, "-c", OWNER]
-    with trio.fail_after(TEST_TIMEOUT_S):
-        owner = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE, env=env)
-        assert owner.stdout is not None
-        async with owner.stdout:
-            engine_pid = int(await owner.stdout.receive_some())
-        owner.kill()
-        await owner.wait()
-        with trio.fail_after(2.0):
-            await wait_ended(engine_pid)
-    os.rmdir(parent)  # which fails unless it is empty

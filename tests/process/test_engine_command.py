@@ -28,7 +28,9 @@ from tests.process.engine_programs import (
     open_engine_under_test,
     scripted_command,
 )
+from tests.process.processes import children_of
 from trio_engine.engine.exit import ExitStatus
+from trio_engine.errors import EngineDeadError
 from trio_engine.outputs import FinishReason
 from trio_engine.testing.wire_front_end import WireFrontEnd
 
@@ -44,6 +46,7 @@ PROMPT = [1, 2, 3]
 
 slow = pytest.mark.slow
 both_signals = pytest.mark.parametrize("number", [SIGTERM, SIGINT])
+each_way = pytest.mark.parametrize("numbers", [[SIGTERM], [SIGINT], [SIGTERM, SIGTERM]])
 
 
 @asynccontextmanager
@@ -78,15 +81,18 @@ async def open_starting(
 # Asked to stop
 
 
-@both_signals
-async def test_while_idle(number: signal.Signals) -> None:
+@pytest.mark.known_fault(kind="signal-at-start-up")
+@each_way
+async def test_just_after_it_is_ready(numbers: list[signal.Signals]) -> None:
     async with open_started(engine_command()) as (_, engine):
-        engine.send(number)
+        assert children_of(engine.process.pid) == []
+        engine.send(*numbers)
         assert await engine.wait(GONE_S) == ExitStatus.STOPPED
-        assert f"stop_requested reason='{number.name}'" in engine.stderr
+        assert f"stop_requested reason='{numbers[0].name}'" in engine.stderr
         assert "Traceback" not in engine.stderr
 
 
+@pytest.mark.known_fault(kind="signal-at-start-up")
 @slow
 @both_signals
 async def test_in_its_first_moments(number: signal.Signals) -> None:
@@ -98,6 +104,23 @@ async def test_in_its_first_moments(number: signal.Signals) -> None:
         assert engine.stderr == ""
 
 
+@pytest.mark.known_fault(kind="signal-at-start-up")
+@slow
+@each_way
+@pytest.mark.parametrize("after_s", [0.05, 0.1, 0.2, 0.4])
+async def test_after_so_long_wherever_it_is_by_then(
+    after_s: float, numbers: list[signal.Signals]
+) -> None:
+    """Before its first line the interpreter's own handlers count: it goes, by whatever status."""
+    async with open_starting(engine_command()) as (_, engine):
+        await trio.sleep(after_s)
+        has_begun = engine.catches(SIGTERM)
+        engine.send(*numbers)
+        status = await engine.wait(GONE_S)
+        assert status == ExitStatus.STOPPED or not has_begun
+
+
+@pytest.mark.known_fault(kind="signal-at-start-up")
 @slow
 @pytest.mark.parametrize("count", [1, 2])
 async def test_between_its_first_moments_and_trio(count: int) -> None:
@@ -113,15 +136,19 @@ async def test_between_its_first_moments_and_trio(count: int) -> None:
         assert engine.stderr.count("stop_requested reason='SIGTERM'") == count
 
 
+@pytest.mark.known_fault(kind="signal-at-start-up")
 @slow
-@both_signals
-async def test_while_it_waits_for_a_front_end_that_says_nothing(number: signal.Signals) -> None:
+@each_way
+async def test_while_it_waits_for_a_front_end_that_says_nothing(
+    numbers: list[signal.Signals],
+) -> None:
     async with open_starting(engine_command()) as (front_end, engine):
         await front_end.receive_handshake()
-        engine.send(number)
+        engine.send(*numbers)
         assert await engine.wait(GONE_S) == ExitStatus.STOPPED
 
 
+@pytest.mark.known_fault(kind="signal-at-start-up")
 @slow
 async def test_while_it_waits_for_a_front_end_that_is_not_there(tmp_path: Path) -> None:
     """Its HELLO must not keep it."""
@@ -133,7 +160,8 @@ async def test_while_it_waits_for_a_front_end_that_is_not_there(tmp_path: Path) 
             assert await engine.wait(GONE_S) == ExitStatus.STOPPED
 
 
-@pytest.mark.parametrize("numbers", [[SIGTERM], [SIGINT], [SIGTERM, SIGTERM, SIGINT]])
+@pytest.mark.known_fault(kind="signal-at-start-up")
+@each_way
 async def test_while_it_loads(numbers: list[signal.Signals]) -> None:
     """A load cannot be interrupted, so the process leaves without it."""
     async with open_starting(scripted_command(executor=LOADS_FOR_EVER)) as (front_end, engine):
@@ -158,6 +186,7 @@ async def test_while_it_steps() -> None:
         assert await engine.wait(GONE_S) == ExitStatus.STOPPED
 
 
+@pytest.mark.known_fault(kind="careless-drain")
 @slow
 async def test_a_drain_that_completes() -> None:
     command = engine_command("--null-step-ms=2", "--shutdown-timeout=20")
@@ -173,6 +202,7 @@ async def test_a_drain_that_completes() -> None:
         assert await engine.wait(GONE_S) == ExitStatus.STOPPED
 
 
+@pytest.mark.known_fault(kind="careless-drain")
 @slow
 async def test_a_drain_that_takes_too_long() -> None:
     command = engine_command("--null-step-ms=2", "--shutdown-timeout=0.3")
@@ -184,6 +214,7 @@ async def test_a_drain_that_takes_too_long() -> None:
         assert await engine.wait(GONE_S) == ExitStatus.STOPPED
 
 
+@pytest.mark.known_fault(kind="careless-drain")
 @slow
 async def test_a_drain_is_cut_short_by_a_second_signal() -> None:
     command = engine_command("--null-step-ms=2", "--shutdown-timeout=60")
@@ -207,41 +238,56 @@ async def fill_buffers(front_end: WireFrontEnd, engine: EngineUnderTest, client:
     await engine.wait_stderr("40 answers")
 
 
+@pytest.mark.known_fault(kind="lost-last-words")
 @slow
 @pytest.mark.parametrize("ending", ["stop", "crash"])
 async def test_last_words_reach_a_slow_client_and_do_not_wait_for_a_dead_one(ending: str) -> None:
-    """Three clients with 20 requests each: one reads slowly, one never."""
+    """Four clients with 20 requests each: two read, one reads slowly, one never."""
     command = scripted_command(
         "--null-step-ms=5",
-        "--max-num-seqs=60",
+        "--max-num-seqs=80",
         "--num-blocks=8192",
-        "--flush-timeout=1",
+        "--flush-timeout=2",
         executor=BIG_ANSWERS,
     )
-    async with open_started(command, num_clients=3, receive_hwm=1) as (front_end, engine):
-        await fill_buffers(front_end, engine, client=2)
+    async with open_started(command, num_clients=4, receive_hwm=1) as (front_end, engine):
+        await fill_buffers(front_end, engine, client=3)
         for index in range(20):
-            for client in range(3):
+            for client in range(4):
                 await front_end.add(f"r{index}", PROMPT, client=client, max_tokens=1500)
         await front_end.wait_num_tokens("r0", 1, client=0)
         if ending == "stop":
             engine.send(SIGTERM)
         else:
             await front_end.post_utility("collective_rpc", "crash", client=0)
-        for client in range(2):
-            if ending == "crash":
-                await front_end.wait_dead(client)
-                continue
-            for index in range(20):
-                await trio.sleep(0.02 * client)  # the slow one
-                log = await front_end.finish(f"r{index}", client=client)
-                assert log.finish_reason is FinishReason.ABORT
+        async with trio.open_nursery() as nursery:
+            for client, pause_s in enumerate([0, 0, SLOW_READ_S]):
+                nursery.start_soon(read_last_words, front_end, client, ending, pause_s)
         status = ExitStatus.STOPPED if ending == "stop" else ExitStatus.CRASHED
-        assert await engine.wait(1.0 + GONE_S) == status
+        assert await engine.wait(2.0 + GONE_S) == status
         assert engine.stderr.count("outputs_dropped") == 1
-        assert "outputs_dropped client=2" in engine.stderr
+        assert "outputs_dropped client=3" in engine.stderr
 
 
+SLOW_READ_S = 0.05
+
+
+async def read_last_words(
+    front_end: WireFrontEnd, client: int, ending: str, pause_s: float
+) -> None:
+    """Reads one message after the other, with a pause before each, until all is told."""
+    logs = [front_end.logs[(client, f"r{index}")] for index in range(20)]
+    try:
+        while ending == "crash" or any(log.finish_reason is None for log in logs):
+            await trio.sleep(pause_s)
+            await front_end.next_outputs(client)
+    except EngineDeadError:
+        assert ending == "crash"
+    else:
+        assert {log.finish_reason for log in logs} == {FinishReason.ABORT}
+
+
+@pytest.mark.known_fault(kind="lost-last-words")
 @slow
 async def test_further_signals_do_not_cut_clean_up_short() -> None:
     command = scripted_command("--flush-timeout=0.7", executor=BIG_ANSWERS)
@@ -262,6 +308,7 @@ async def test_further_signals_do_not_cut_clean_up_short() -> None:
 # A step that never returns
 
 
+@pytest.mark.known_fault(kind="uncancellable-thread")
 @slow
 @pytest.mark.parametrize("shutdown_timeout_s", [0, 0.2])
 async def test_a_step_that_never_returns_is_waited_for_so_long(shutdown_timeout_s: float) -> None:
@@ -346,6 +393,7 @@ async def test_a_fault_in_the_last_words_does_not_keep_a_stuck_process() -> None
 # The owner
 
 
+@pytest.mark.known_fault(kind="orphan-engine")
 @pytest.mark.parametrize("grace", [2, 60])
 async def test_its_owner_goes_while_a_step_never_returns(grace: int) -> None:
     command = scripted_command(f"--exit-grace={grace}", executor=STEP_NEVER_RETURNS)
@@ -368,6 +416,7 @@ async def test_its_owner_goes_while_it_has_begun_to_wait_for_a_step() -> None:
         assert await engine.wait(GONE_S) == ExitStatus.STOPPED
 
 
+@pytest.mark.known_fault(kind="orphan-engine")
 @slow
 async def test_its_owner_goes_while_it_is_idle() -> None:
     async with open_started(engine_command("--shutdown-timeout=60"), owned=True) as (_, engine):
@@ -396,24 +445,6 @@ async def test_its_owner_goes_while_it_drains_for_a_client_that_does_not_read() 
 
 
 @slow
-async def test_its_owner_goes_while_it_loads() -> None:
-    command = scripted_command(executor=LOADS_FOR_EVER)
-    async with open_starting(command, owned=True) as (front_end, engine):
-        await front_end.greet()
-        await engine.wait_stderr("loading")
-        engine.end_owner()
-        assert await engine.wait(GONE_S) == ExitStatus.STOPPED
-
-
-@slow
-async def test_its_owner_goes_during_the_handshake() -> None:
-    async with open_starting(engine_command(), owned=True) as (front_end, engine):
-        await front_end.receive_handshake()
-        engine.end_owner()
-        assert await engine.wait(GONE_S) == ExitStatus.STOPPED
-
-
-@slow
 async def test_an_owner_that_is_no_pipe() -> None:
     async with open_starting(engine_command("--owner-fd=77")) as (_, engine):
         assert await engine.wait(TEST_TIMEOUT_S) == ExitStatus.START_UP_FAILED
@@ -423,6 +454,7 @@ async def test_an_owner_that_is_no_pipe() -> None:
 # Failing
 
 
+@pytest.mark.known_fault(kind="silent-death")
 async def test_a_crash_in_a_step() -> None:
     command = scripted_command(executor=STEP_FAILS)
     async with open_started(command, num_clients=3) as (front_end, engine):
@@ -434,6 +466,7 @@ async def test_a_crash_in_a_step() -> None:
             assert words in engine.stderr
 
 
+@pytest.mark.known_fault(kind="orphan-engine")
 @slow
 async def test_a_load_that_fails_says_why() -> None:
     async with open_starting(scripted_command(executor=LOAD_FAILS)) as (front_end, engine):
@@ -442,6 +475,7 @@ async def test_a_load_that_fails_says_why() -> None:
         assert "start_up_failed reason='no such model: /nowhere'" in engine.stderr
 
 
+@pytest.mark.known_fault(kind="bad-address")
 @slow
 async def test_an_address_in_init_that_cannot_be_says_why() -> None:
     async with open_starting(engine_command()) as (front_end, engine):
@@ -451,6 +485,7 @@ async def test_an_address_in_init_that_cannot_be_says_why() -> None:
         assert "start_up_failed reason='path of 'ipc://xxx" in engine.stderr
 
 
+@pytest.mark.known_fault(kind="bad-address")
 @slow
 async def test_no_init_in_time() -> None:
     async with open_starting(engine_command("--handshake-timeout=0.2")) as (front_end, engine):

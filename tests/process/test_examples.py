@@ -40,6 +40,13 @@ async def test_stream_prints_the_answer_of_the_built_in_model() -> None:
     assert await run_example("stream.py") == "The capital of France is Paris.\n"
 
 
+@pytest.mark.slow
+async def test_structured_prints_what_follows_the_schema_and_one_of_the_choices() -> None:
+    assert await run_example("structured.py") == (
+        "{'city': 'Paris', 'country': 'FRANCE', 'is_capital': True}\nblue stop\n"
+    )
+
+
 async def test_several_requests_are_answered_side_by_side() -> None:
     lines = (await run_example("several.py")).splitlines()
     assert sorted(lines) == [
@@ -84,6 +91,13 @@ async def test_connect_is_in_front_of_an_engine_started_elsewhere() -> None:
 @pytest.mark.slow
 async def test_own_machine_tries_a_rule_of_its_own() -> None:
     assert await run_example("own_machine.py") == "all promises were kept\n"
+
+
+async def test_fake_engine_lets_a_minute_pass_in_a_moment() -> None:
+    assert await run_example("fake_engine.py") == (
+        "It rains.\ntook 2 s\n(too slow)\nopen requests: 0\n"
+        "asked: user: Summarize: the weather\n(try again later)\n"
+    )
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ def run_seed(seed: int, *, enable_prefix_caching: bool = True) -> WorkloadRun:
     return run
 
 
+@pytest.mark.known_fault(kind="abort-during-a-step")
 def test_tokens_equal_a_solo_run_with_the_prefix_cache_and_without() -> None:
     runs = [run_seed(seed) for seed in range(NUM_SEEDS)]
     for run in runs:
@@ -47,6 +48,7 @@ def test_tokens_equal_a_solo_run_with_the_prefix_cache_and_without() -> None:
     assert num_compared >= 1000
 
 
+@pytest.mark.known_fault(kind="abort-during-a-step")
 @pytest.mark.slow
 def test_tokens_equal_a_solo_run_in_2000_workloads() -> None:
     for seed in range(2000):

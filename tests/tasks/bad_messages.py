@@ -15,7 +15,8 @@ import msgspec
 from trio_engine.config import EngineConfig
 from trio_engine.requests import EngineCoreRequest
 
-VOCAB_SIZE = 128
+VOCAB_SIZE = 257
+"""Bytes and an end, which is what an executor without a model has grammars over."""
 MAX_MODEL_LEN = 256
 CONFIG = EngineConfig(
     executor="kv-checking",
@@ -37,7 +38,8 @@ class Reaction(enum.Enum):
     """What the sender hears."""
 
     DROPPED = "nothing; the log has a line"
-    REFUSED = "an ERROR output for the request"
+    REFUSED = "an ERROR output for the request, at once"
+    REFUSED_LATER = "an ERROR output for the request, when its grammar was looked at"
     FAILED = "a failure of the call"
     IGNORED = "nothing"
     SERVED = "the request runs to its end"
@@ -55,7 +57,7 @@ class BadMessage(NamedTuple):
     @property
     def is_answered(self) -> bool:
         """Whether there is an output for its request."""
-        return self.reaction in (Reaction.REFUSED, Reaction.SERVED, Reaction.ANSWERED)
+        return self.reaction not in (Reaction.DROPPED, Reaction.FAILED, Reaction.IGNORED)
 
 
 Table = dict[str, BadMessage]

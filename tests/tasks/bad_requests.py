@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from trio_engine.requests import EngineCoreRequest
 from trio_engine.sampling_params import SamplingParams
 
 REFUSED, SERVED, ANSWERED = Reaction.REFUSED, Reaction.SERVED, Reaction.ANSWERED
-IGNORED, DROPPED = Reaction.IGNORED, Reaction.DROPPED
+IGNORED, DROPPED, LATER = Reaction.IGNORED, Reaction.DROPPED, Reaction.REFUSED_LATER
 
 MEGABYTE = "x" * (1 << 20)
 NEARLY_FULL = [1] * (MAX_MODEL_LEN - 3)
@@ -31,6 +32,18 @@ LARGEST_SIGNED, SMALLEST = 2**63 - 1, -(2**63)
 
 REQUEST_FIELDS = msgspec.structs.fields(EngineCoreRequest)
 PARAMS_FIELDS = msgspec.structs.fields(SamplingParams)
+
+
+def embeds(
+    reaction: Reaction, reason: str, dtype: str, shape: list[int], data: bytes, **fields: Any
+) -> BadMessage:
+    """A prompt of embeddings; a tiny model's are 64 wide."""
+    fields = {"prompt_token_ids": None, "prompt_embeds": [dtype, shape, 1]} | fields
+    return add(reaction, reason, data, **fields)
+
+
+def grammar(reaction: Reaction, reason: str = "", **fields: Any) -> BadMessage:
+    return params(reaction, reason, structured_outputs=fields)
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -74,7 +87,7 @@ BAD_REQUEST_FIELDS: Table = {
         REFUSED, "max_model_len is 256", prompt_token_ids=[1] * MAX_MODEL_LEN
     ),
     "a prompt of a million tokens": add(REFUSED, "max_model_len", prompt_token_ids=[1] * 10**6),
-    "a token id at the vocabulary's end": add(REFUSED, "128", prompt_token_ids=[1, VOCAB_SIZE]),
+    "a token id at the vocabulary's end": add(REFUSED, "257", prompt_token_ids=[1, VOCAB_SIZE]),
     "a token id of -1": add(REFUSED, "-1", prompt_token_ids=[-1]),
     "a token id of 2**31": add(REFUSED, str(2**31), prompt_token_ids=[2**31]),
     "a token id of 2**64 - 1": add(REFUSED, str(LARGEST), prompt_token_ids=[LARGEST]),
@@ -91,12 +104,24 @@ BAD_REQUEST_FIELDS: Table = {
     "a pooling request that breaks elsewhere": add(
         REFUSED, "$[1]", pooling_params=[], prompt_token_ids=[None]
     ),
-    "an adapter": add(REFUSED, "lora_request", lora_request=["a", 1, "/"]),
-    "an adapter without id": add(REFUSED, "$[6]", lora_request=["a"]),
-    "embeddings": add(
-        REFUSED, "prompt_embeds", prompt_embeds=["int8", [1], msgspec.msgpack.Ext(3, b"x")]
+    "an adapter where none are served": add(REFUSED, "lora_request", lora_request=["a", 1, "/"]),
+    "a grammar after reasoning": add(
+        REFUSED,
+        "structured_outputs",
+        sampling_params={"structured_outputs": {"regex": "a"}},
+        reasoning_ended=False,
     ),
-    "places of embeddings": add(REFUSED, "prompt_is_token_ids", prompt_is_token_ids=[True, True]),
+    "an adapter without id": add(REFUSED, "$[6]", lora_request=["a"]),
+    "embeddings of no floats": embeds(REFUSED, "prompt_embeds", "int8", [1, 64], bytes(64)),
+    "embeddings of no tokens": embeds(REFUSED, "prompt_embeds", "float32", [0, 64], b""),
+    "embeddings of another width": embeds(REFUSED, "prompt_embeds", "float32", [1, 63], bytes(252)),
+    "embeddings of one dimension": embeds(REFUSED, "prompt_embeds", "float32", [64], bytes(256)),
+    "embeddings beside other ids": embeds(
+        REFUSED, "prompt_embeds", "float32", [1, 64], bytes(256), prompt_token_ids=[5, 6]
+    ),
+    "places without embeddings": add(
+        REFUSED, "prompt_is_token_ids", prompt_is_token_ids=[True, True]
+    ),
     "trace headers of numbers": add(REFUSED, "$[14]", trace_headers={"a": 1}),
     "a session": add(REFUSED, "resumable", resumable=True),
 }
@@ -142,16 +167,16 @@ BAD_PARAMS: Table = {
     "stop of numbers": params(REFUSED, "stop", stop=[1]),
     "stop of 1,000 strings and an empty one": params(REFUSED, "stop", stop=[*["abc"] * 1000, ""]),
     "a stop id outside the vocabulary": params(
-        REFUSED, "stop_token_ids holds 128", stop_token_ids=[VOCAB_SIZE], min_tokens=1
+        REFUSED, "stop_token_ids holds 257", stop_token_ids=[VOCAB_SIZE], min_tokens=1
     ),
     "a stop id of -1": params(
         REFUSED, "stop_token_ids holds -1", stop_token_ids=[-1], min_tokens=1
     ),
     "a stop id of 2**64 - 1": params(REFUSED, "stop_token_ids", stop_token_ids=[LARGEST]),
-    "an end token outside": params(REFUSED, "_eos_token_id holds 128", _eos_token_id=VOCAB_SIZE),
+    "an end token outside": params(REFUSED, "_eos_token_id holds 257", _eos_token_id=VOCAB_SIZE),
     "an end token of -1": params(REFUSED, "_eos_token_id holds -1", _eos_token_id=-1),
     "a masked token outside": params(
-        REFUSED, "stop_token_ids holds 128", _all_stop_token_ids=[1, VOCAB_SIZE]
+        REFUSED, "stop_token_ids holds 257", _all_stop_token_ids=[1, VOCAB_SIZE]
     ),
     "output_kind 9": params(REFUSED, "output_kind", output_kind=9),
     "logit_bias of a token outside": params(REFUSED, "logit_bias", logit_bias={VOCAB_SIZE: 5.0}),
@@ -171,11 +196,10 @@ BAD_PARAMS: Table = {
     "a bad word of token -1": params(
         REFUSED, "bad_words", bad_words=["a"], _bad_words_token_ids=[[-1]]
     ),
-    "a grammar of nothing": params(REFUSED, "structured_outputs", structured_outputs={}),
-    "two grammars": params(
-        REFUSED, "structured_outputs", structured_outputs={"regex": "a", "json": "{}"}
-    ),
-    "a grammar by number": params(REFUSED, "structured_outputs", structured_outputs={"regex": 1}),
+    "a grammar of nothing": grammar(REFUSED, "structured_outputs"),
+    "two grammars": grammar(REFUSED, "structured_outputs", regex="a", json="{}"),
+    "a grammar by number": grammar(REFUSED, "structured_outputs", regex=1),
+    "a choice of nothing": grammar(REFUSED, "structured_outputs", choice=[]),
     "a budget of thoughts": params(REFUSED, "thinking_token_budget", thinking_token_budget=-5),
     "repetition_detection of floats": params(
         REFUSED, "repetition_detection", repetition_detection={"min_count": 1.5}
@@ -183,6 +207,29 @@ BAD_PARAMS: Table = {
     "extra_args of a pickle": params(
         REFUSED, "pickle", extra_args={"a": msgspec.msgpack.Ext(1, b"x")}
     ),
+}
+
+BAD_GRAMMARS: Table = {
+    "a regex that is none": grammar(LATER, "regex", regex="("),
+    "a long regex that is none": grammar(LATER, "regex", regex="a" * 100_000 + "("),
+    "a regex with line feeds that is none": grammar(LATER, "regex", regex="\n(\n" * 9),
+    "a regex of a megabyte": grammar(LATER, "regex", regex=MEGABYTE),
+    "a schema that is no JSON": grammar(LATER, "json", json="{"),
+    "a schema of no type": grammar(LATER, "json", json={"type": "nope"}),
+    "a schema nested without end": grammar(LATER, "json", json="[" * 5000),
+    "a schema that refers to itself alone": grammar(LATER, "json", json={"$ref": "#"}),
+    "a schema elsewhere": grammar(LATER, "json", json={"$ref": "http://localhost/schema"}),
+    "a grammar that is none": grammar(LATER, "grammar", grammar="x"),
+    "a choice of an empty string": grammar(LATER, "choice", choice=[""]),
+    "a choice of 100,000 strings": grammar(LATER, "choice", choice=["a"] * 100_000),
+    "a tag that is no JSON": grammar(LATER, "structural_tag", structural_tag="x"),
+    "a tag of nothing": grammar(LATER, "structural_tag", structural_tag="{}"),
+    "a regex with a wide count": grammar(ANSWERED, regex="(a{1000}){1000}"),
+    "a regex with counts in counts": grammar(ANSWERED, regex="((((a{99}){99}){99}){99}){99}"),
+    "a regex for what no byte can spell": grammar(ANSWERED, regex="[^\\x00-\U0010ffff]"),
+    "a grammar without an end": grammar(ANSWERED, grammar='root ::= "a" root'),
+    "a schema for anything": grammar(ANSWERED, json={}),
+    "a backend that is none": grammar(ANSWERED, json_object=True, _backend="nope"),
 }
 
 STRANGE_REQUESTS: Table = {
@@ -241,6 +288,15 @@ STRANGE_REQUESTS: Table = {
     ),
     "routed_experts_prompt_start -2**63": params(SERVED, routed_experts_prompt_start=SMALLEST),
     "output_text_buffer_length 2**64 - 1": params(SERVED, output_text_buffer_length=LARGEST),
+    "embeddings of NaN": embeds(
+        ANSWERED, "", "float32", [3, 64], struct.pack("<f", math.nan) * 192
+    ),
+    "embeddings of infinity": embeds(
+        ANSWERED, "", "float32", [3, 64], struct.pack("<f", -math.inf) * 192
+    ),
+    "embeddings as large as they can be": embeds(
+        ANSWERED, "", "float32", [3, 64], struct.pack("<f", 3.4e38) * 192
+    ),
     # Allowed values that float32 cannot hold: whoever serves them must still give a token.
     "repetition_penalty next to 0": params(ANSWERED, repetition_penalty=5e-324),
     "repetition_penalty 1e308": params(ANSWERED, repetition_penalty=1e308),
@@ -256,4 +312,10 @@ STRANGE_REQUESTS: Table = {
     "a bad word without tokens": params(ANSWERED, bad_words=["a"], _bad_words_token_ids=[[]]),
 }
 
-BAD_REQUESTS: Table = {**WRONG_TYPES, **NOT_FINITE, **BAD_REQUEST_FIELDS, **BAD_PARAMS}
+BAD_REQUESTS: Table = {
+    **WRONG_TYPES,
+    **NOT_FINITE,
+    **BAD_REQUEST_FIELDS,
+    **BAD_PARAMS,
+    **BAD_GRAMMARS,
+}

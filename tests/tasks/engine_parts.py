@@ -15,6 +15,7 @@ from trio_engine.executor.null import null_token
 from trio_engine.sampling_params import SamplingParams
 from trio_engine.testing.scripted_executor import ScriptedExecutor
 from trio_engine.testing.wire_front_end import WireFrontEnd
+from trio_engine.transport.context import ZmqContext
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -141,6 +142,6 @@ def null_tokens(count: int, prompt: list[int] = PROMPT) -> list[int]:
 
 def reader_sockets(proc: EngineCoreProc) -> list[ZmqSocket]:
     """The engine's inputs. Closing one is how a task fails for a reason of its own."""
-    return [
-        socket for socket in proc._context._sockets if socket.statistics().tasks_waiting_receive
-    ]
+    context = proc._context
+    assert isinstance(context, ZmqContext)
+    return [socket for socket in context._sockets if socket.statistics().tasks_waiting_receive]

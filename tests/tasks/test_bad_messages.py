@@ -31,6 +31,7 @@ from tests.tasks.bad_requests import BAD_REQUESTS, STRANGE_REQUESTS
 from tests.tasks.engine_parts import TEST_TIMEOUT_S, check_nothing_held, open_engine_beside
 from trio_engine.executor.kv_checking import KVCheckingExecutor
 from trio_engine.outputs import FinishReason
+from trio_engine.sampling_params import StructuredOutputsParams
 from trio_engine.testing.core_driver import RequestLog
 from trio_engine.testing.scripted_executor import Gate
 
@@ -101,6 +102,14 @@ class Bench:
             await self.front_end.wait_num_tokens(LIVE_ID, 1, client=client)
         await self._gate.wait_held()
 
+    async def warm_up(self) -> None:
+        """Runs the streams alone, and starts the process that tries grammars."""
+        await self.start_streams()
+        self.undisturbed = await self.finish_streams()
+        grammar = StructuredOutputsParams(regex="a")
+        await self.front_end.add("warm-up", PROMPTS[0], structured_outputs=grammar)
+        await self.front_end.finish("warm-up")
+
     async def finish_streams(self) -> list[list[int]]:
         self._gate.open()
         logs = [
@@ -128,9 +137,9 @@ class Bench:
         await self.front_end.send_frames(message.frames(sender), sender)
         await self.front_end.call_utility("is_sleeping", client=sender)
         check_told_at_once(message, heard)
-        check_logged(message, [record.getMessage() for record in log.records])
         assert await self.finish_streams() == self.undisturbed
         await self._check_told_later(message, sender, heard)
+        check_logged(message, [record.getMessage() for record in log.records])
         await self.front_end.add("later", PROMPTS[sender], client=sender, **OPTIONS)
         later = await self.front_end.finish("later", client=sender)
         assert later.token_ids == self.undisturbed[sender]
@@ -147,18 +156,26 @@ class Bench:
         if message.reaction is Reaction.FAILED:
             answer = await self.front_end.wait_answer(CALL_ID, client=sender)
             assert message.reason in (answer.failure_message or "")
-        elif message.reaction in (Reaction.SERVED, Reaction.ANSWERED):
-            await self.front_end.finish(message.request_id, client=sender)
+            return
+        if not message.is_answered:
+            return
+        await self.front_end.finish(message.request_id, client=sender)
         if message.reaction is Reaction.SERVED:
             assert heard.finish_reason in (FinishReason.LENGTH, FinishReason.STOP)
             assert heard.token_ids
+        elif message.reaction is not Reaction.ANSWERED:
+            check_refused(message, heard)
 
 
 def check_told_at_once(message: BadMessage, heard: RequestLog) -> None:
     """A refusal does not wait for the step that runs."""
-    if message.reaction is not Reaction.REFUSED:
-        assert message.reaction is Reaction.ANSWERED or not heard.outputs
-        return
+    if message.reaction is Reaction.REFUSED:
+        check_refused(message, heard)
+    elif message.reaction is not Reaction.ANSWERED:
+        assert not heard.token_ids
+
+
+def check_refused(message: BadMessage, heard: RequestLog) -> None:
     (output,) = heard.outputs
     assert (output.finish_reason, output.new_token_ids) == (FinishReason.ERROR, [])
     assert message.reason in str(output.stop_reason)
@@ -166,7 +183,7 @@ def check_told_at_once(message: BadMessage, heard: RequestLog) -> None:
 
 
 def check_logged(message: BadMessage, lines: list[str]) -> None:
-    if message.reaction in (Reaction.DROPPED, Reaction.REFUSED):
+    if message.reaction in (Reaction.DROPPED, Reaction.REFUSED, Reaction.REFUSED_LATER):
         assert len(lines) == 1
         assert message.reason in lines[0]
     elif message.reaction in (Reaction.SERVED, Reaction.IGNORED):
@@ -185,8 +202,7 @@ async def open_bench(executor: Executor, config: EngineConfig = CONFIG) -> Async
     ) as (front_end, proc):
         bench = Bench(front_end, proc, gate)
         try:
-            await bench.start_streams()
-            bench.undisturbed = await bench.finish_streams()
+            await bench.warm_up()
             yield bench
         finally:
             gate.open()
@@ -201,8 +217,7 @@ def make_torch(folder: Path) -> tuple[Executor, EngineConfig]:
     from tests.model.tiny_models import make_hf_folder
     from trio_engine.executor.torch_executor import TorchExecutor
 
-    _, model = make_hf_folder("llama", folder)
-    assert model.config.vocab_size == VOCAB_SIZE
+    make_hf_folder("llama", folder, vocab_size=VOCAB_SIZE)
     config = msgspec.structs.replace(CONFIG, executor="torch", model=str(folder), device="cpu")
     return TorchExecutor(config), config
 
@@ -236,6 +251,7 @@ def check(
     thread.join()
 
 
+@pytest.mark.known_fault(kind="undecodable-frame")
 @pytest.mark.parametrize("message", ALL_MESSAGES.values(), ids=ALL_MESSAGES)
 def test_it_harms_no_stream_and_gets_what_it_deserves(
     check: Callable[[BadMessage, pytest.LogCaptureFixture], None],

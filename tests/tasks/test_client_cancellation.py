@@ -69,6 +69,8 @@ Phase = Callable[["RequestStream", "ScriptedWireEngine", trio.Event], Awaitable[
 PHASES = [wait_for_first_token, wait_mid_stream, sleep_between_items, sleep_before_reading]
 
 
+@pytest.mark.known_fault(kind="scope-across-a-yield")
+@pytest.mark.known_fault(kind="cancelled-abort")
 @pytest.mark.parametrize("way", ["cancel", "deadline"])
 @pytest.mark.parametrize("phase", PHASES)
 async def test_cancelled_from_outside(phase: Phase, way: str) -> None:
@@ -94,6 +96,7 @@ async def test_cancelled_from_outside(phase: Phase, way: str) -> None:
             assert len(wire.added_ids) == 1
 
 
+@pytest.mark.known_fault(kind="scope-across-a-yield")
 @pytest.mark.parametrize("way", ["leave", "raise"])
 @pytest.mark.parametrize("phase", PHASES)
 async def test_left_while_a_task_inside_the_block_uses_it(phase: Phase, way: str) -> None:
@@ -114,6 +117,7 @@ async def test_left_while_a_task_inside_the_block_uses_it(phase: Phase, way: str
             assert len(wire.added_ids) == 1
 
 
+@pytest.mark.known_fault(kind="cancelled-abort")
 async def test_break() -> None:
     with trio.fail_after(TEST_TIMEOUT_S):
         async with open_pair() as (client, wire):
@@ -125,6 +129,7 @@ async def test_break() -> None:
             assert len(wire.added_ids) == 1
 
 
+@pytest.mark.known_fault(kind="half-sent-request")
 async def test_cancelled_on_entering_sends_nothing() -> None:
     with trio.fail_after(TEST_TIMEOUT_S):
         async with open_pair() as (client, wire):
@@ -136,6 +141,7 @@ async def test_cancelled_on_entering_sends_nothing() -> None:
             assert wire.added_ids == []
 
 
+@pytest.mark.known_fault(kind="half-sent-request")
 @pytest.mark.parametrize("way", ["leave", "raise"])
 async def test_left_before_the_writer_has_run_the_add_never_goes(way: str) -> None:
     with trio.fail_after(TEST_TIMEOUT_S):
@@ -160,6 +166,7 @@ async def test_cancelled_complete_aborts() -> None:
             assert len(wire.added_ids) == 1
 
 
+@pytest.mark.known_fault(kind="silent-death")
 @pytest.mark.parametrize("way", ["cancel", "deadline", "exception"])
 async def test_utility_call_left_pending_is_forgotten_and_its_answer_ignored(way: str) -> None:
     with trio.fail_after(TEST_TIMEOUT_S):
@@ -200,6 +207,7 @@ async def deltas_of(client: EngineClient) -> AsyncGenerator[RequestOutput | None
             yield delta
 
 
+@pytest.mark.known_fault(kind="cancelled-abort")
 @pytest.mark.parametrize("num_tokens", [0, 1])
 async def test_callers_generator_closed(num_tokens: int) -> None:
     with trio.fail_after(TEST_TIMEOUT_S):
@@ -209,6 +217,7 @@ async def test_callers_generator_closed(num_tokens: int) -> None:
             await check_all_aborted(client, wire)
 
 
+@pytest.mark.known_fault(kind="cancelled-abort")
 @pytest.mark.parametrize("num_tokens", [0, 1])
 async def test_callers_generator_dropped(num_tokens: int) -> None:
     with trio.fail_after(TEST_TIMEOUT_S):
@@ -231,6 +240,7 @@ async def start_generator(
         await anext(deltas)
 
 
+@pytest.mark.known_fault(kind="cancelled-abort")
 async def test_stream_entered_by_hand_and_dropped_warns_and_aborts() -> None:
     with trio.fail_after(TEST_TIMEOUT_S):
         async with open_pair() as (client, wire):
@@ -245,6 +255,7 @@ async def test_stream_entered_by_hand_and_dropped_warns_and_aborts() -> None:
             await check_all_aborted(client, wire)
 
 
+@pytest.mark.known_fault(kind="half-sent-request")
 async def test_200_requests_cancelled_at_random_while_the_engine_does_not_read() -> None:
     with trio.fail_after(TEST_TIMEOUT_S):
         async with open_pair() as (client, wire):
@@ -263,6 +274,7 @@ async def test_200_requests_cancelled_at_random_while_the_engine_does_not_read()
             await check_all_aborted(client, wire)
 
 
+@pytest.mark.known_fault(kind="late-abort")
 @pytest.mark.parametrize("times", [20, pytest.param(500, marks=pytest.mark.slow)])
 async def test_an_id_used_again_at_once_is_not_hit_by_the_abort_before(times: int) -> None:
     with trio.fail_after(TEST_TIMEOUT_S):
@@ -286,6 +298,7 @@ async def test_an_id_used_again_at_once_is_not_hit_by_the_abort_before(times: in
             assert set(wire.aborted_ids) == set(wire.added_ids[::2])
 
 
+@pytest.mark.known_fault(kind="scope-across-a-yield")
 async def test_streams_interleave_in_one_task_and_a_deadline_of_one_spares_the_other() -> None:
     with trio.fail_after(TEST_TIMEOUT_S):
         async with open_pair() as (client, wire), client.generate([1], ENDLESS) as one:
@@ -304,6 +317,7 @@ async def test_streams_interleave_in_one_task_and_a_deadline_of_one_spares_the_o
             assert (await anext(one)).token_ids == [3]
 
 
+@pytest.mark.known_fault(kind="scope-across-a-yield")
 async def test_a_stream_may_be_left_in_another_task_than_it_was_entered_in() -> None:
     with trio.fail_after(TEST_TIMEOUT_S):
         async with open_pair() as (client, wire):

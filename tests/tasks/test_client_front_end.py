@@ -34,6 +34,7 @@ async def connect_and_leave(address: str, *, start_timeout_s: float = 10.0) -> N
         pass
 
 
+@pytest.mark.known_fault(kind="bad-address")
 async def test_no_engine_in_time(address: str) -> None:
     with trio.fail_after(TEST_TIMEOUT_S):
         with pytest.raises(EngineStartError, match=r"within 0\.02 s.*missing.*HELLO"):
@@ -48,6 +49,7 @@ async def test_the_address_is_free_again_afterwards(address: str) -> None:
                 assert engine.engines == {0: SCRIPTED_READY}
 
 
+@pytest.mark.known_fault(kind="bad-address")
 async def test_an_address_that_is_taken(address: str) -> None:
     with trio.fail_after(TEST_TIMEOUT_S):
         async with open_front_end(address):

@@ -80,6 +80,7 @@ async def start(
     return caught.value
 
 
+@pytest.mark.known_fault(kind="bad-address")
 async def test_no_init_in_time() -> None:
     config = msgspec.structs.replace(CONFIG, handshake_timeout_s=0.05)
     async with WireFrontEnd() as front_end:
@@ -89,6 +90,7 @@ async def test_no_init_in_time() -> None:
         assert "0.05 s" in str(error)
 
 
+@pytest.mark.known_fault(kind="bad-address")
 async def test_a_hello_that_nobody_took_does_not_hold_up_the_end(tmp_path: Path) -> None:
     config = msgspec.structs.replace(CONFIG, handshake_timeout_s=0.05)
     async with WireFrontEnd() as front_end:
@@ -97,6 +99,7 @@ async def test_a_hello_that_nobody_took_does_not_hold_up_the_end(tmp_path: Path)
         assert trio.current_time() - started < 2  # what ends it is shielded
 
 
+@pytest.mark.known_fault(kind="wrapped-error")
 @pytest.mark.parametrize("address", ["ipc://" + "x" * 200, "carrier-pigeon", "tcp://nohost"])
 async def test_an_address_that_cannot_be(address: str) -> None:
     async with WireFrontEnd() as front_end:
@@ -141,6 +144,7 @@ async def test_an_init_with_an_address_that_cannot_be(direction: str) -> None:
             assert executor.calls == ["load", "shutdown"]
 
 
+@pytest.mark.known_fault(kind="wrapped-error")
 @pytest.mark.parametrize("fault", [ModelError("no such model"), RuntimeError("out of memory")])
 async def test_a_load_that_fails(fault: Exception) -> None:
     executor = ScriptedExecutor(CONFIG)

@@ -25,6 +25,7 @@ from trio_engine.testing.scripted_executor import ScriptedExecutor
 from trio_engine.testing.wire_front_end import WireFrontEnd
 
 
+@pytest.mark.known_fault(kind="careless-drain")
 async def test_a_stop_without_a_drain_aborts_everything_and_returns() -> None:
     async with open_scripted(ends_by_itself=True, num_clients=2) as (front_end, proc, executor):
         gate = executor.gates["collect"]
@@ -69,6 +70,7 @@ async def test_everything_that_it_took_before_it_left_is_answered() -> None:
         check_nothing_held(proc)
 
 
+@pytest.mark.known_fault(kind="careless-drain")
 async def test_a_drain_ends_with_the_last_request_and_refuses_new_ones() -> None:
     config = msgspec.structs.replace(CONFIG, shutdown_timeout_s=60.0, max_num_seqs=1)
     async with open_scripted(ends_by_itself=True, config=config) as (front_end, proc, executor):
@@ -91,6 +93,7 @@ async def test_a_drain_ends_with_the_last_request_and_refuses_new_ones() -> None
         assert front_end.logs[(0, "aborted")].outputs == []
 
 
+@pytest.mark.known_fault(kind="careless-drain")
 @pytest.mark.parametrize("ending", ["deadline", "second request", "owner is gone"])
 async def test_a_drain_that_is_cut_short_aborts_the_rest(ending: str) -> None:
     timeout_s = 0.1 if ending == "deadline" else 60.0
@@ -133,6 +136,7 @@ async def test_a_pending_utility_call_is_answered_at_the_end() -> None:
         assert (await front_end.wait_answer(call_id)).failure_message == SHUTTING_DOWN
 
 
+@pytest.mark.known_fault(kind="uncancellable-thread")
 async def test_cancelling_it_is_a_stop_without_a_drain() -> None:
     """The caller's scope: the running step is waited for, every client is told, nothing raised."""
     config = msgspec.structs.replace(CONFIG, shutdown_timeout_s=60.0)

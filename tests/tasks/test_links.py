@@ -99,6 +99,7 @@ async def test_closing_sends_what_is_left_and_ends_the_writers() -> None:
         readers.cancel_scope.cancel()
 
 
+@pytest.mark.known_fault(kind="lost-last-words")
 async def test_a_cancelled_engine_still_says_its_last_words() -> None:
     async with open_links() as rig:
         async with trio.open_nursery() as nursery:
@@ -110,6 +111,7 @@ async def test_a_cancelled_engine_still_says_its_last_words() -> None:
             assert await rig.outputs[1].receive()
 
 
+@pytest.mark.known_fault(kind="lost-last-words")
 async def test_a_client_that_never_reads_is_waited_for_so_long_and_no_longer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

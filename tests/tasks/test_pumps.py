@@ -187,7 +187,7 @@ async def test_a_socket_that_is_closed_ends_the_reader(
             dealer.close()
 
 
-async def test_nothing_more_is_read_of_a_client_whose_outbox_is_full(
+async def test_nothing_more_is_taken_of_a_client_whose_outbox_is_full(
     inputs: tuple[ZmqSocket, ZmqSocket],
 ) -> None:
     router, dealer = inputs
@@ -196,19 +196,41 @@ async def test_nothing_more_is_read_of_a_client_whose_outbox_is_full(
         nursery.start_soon(read_requests, dealer, outbox, room, inbox)
         await send_aborts(router, "a")
         await inbox.wait_ids(1)
-        outbox.refuse("x", FinishReason.ERROR)
-        assert outbox.is_full
-        # The reader waits at its socket still: one message more is in its hands.
-        await send_aborts(router, "b")
-        await inbox.wait_ids(2)
-        await send_aborts(router, "c")
-        await wait_all_tasks_blocked(0.05)
-        assert dealer.statistics().messages_received == 2
+        await stop_reading(router, dealer, outbox)
+        inbox.empty()
+        assert inbox.ids == ["a"]
         outbox.take(0.0)
         room.ring()
         await inbox.wait_ids(3)
         nursery.cancel_scope.cancel()
     assert inbox.ids == ["a", "b", "c"]
+
+
+async def test_what_a_reader_holds_for_a_full_outbox_is_in_the_inbox_at_the_end(
+    inputs: tuple[ZmqSocket, ZmqSocket],
+) -> None:
+    router, dealer = inputs
+    outbox, inbox = Outbox(3, 0, limit_bytes=10), CountingInbox()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read_requests, dealer, outbox, Doorbell(), inbox)
+        await stop_reading(router, dealer, outbox)
+        nursery.cancel_scope.cancel()
+    inbox.empty()
+    assert inbox.ids == ["b", "c"]
+
+
+async def stop_reading(router: ZmqSocket, dealer: ZmqSocket, outbox: Outbox) -> None:
+    """Fills an outbox whose reader waits at its socket: "b" it still reads, "c" it does not."""
+    await wait_all_tasks_blocked()
+    outbox.refuse("x", FinishReason.ERROR)
+    assert outbox.is_full
+    received = dealer.statistics().messages_received
+    await send_aborts(router, "b")
+    while dealer.statistics().messages_received == received:
+        await trio.lowlevel.checkpoint()
+    await send_aborts(router, "c")
+    await wait_all_tasks_blocked(0.05)
+    assert dealer.statistics().messages_received == received + 1
 
 
 # Writing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
@@ -32,3 +33,30 @@ async def test_nothing_is_raised_between_the_end_of_the_connection_and_the_news_
     sender.abort(0, "later")
     assert sender.num_unsent == 1
     await wait_all_tasks_blocked()
+
+
+class KeepingSender(MessageSender):
+    """Keeps what it carries."""
+
+    def __init__(self) -> None:
+        super().__init__([0])
+        self.sent: list[Frames] = []
+
+    async def _send(self, engine_index: int, frames: Frames) -> None:
+        await trio.lowlevel.checkpoint()
+        self.sent.append(frames)
+
+
+@pytest.mark.known_fault(kind="overwritten-buffer")
+async def test_an_array_that_is_changed_before_its_message_leaves_goes_as_it_was() -> None:
+    """Large ones are not part of a message's body, but frames beside it."""
+    sender = KeepingSender()
+    array = np.full(256, 7, np.float32)
+    as_it_was = array.tobytes()
+    sender.post(0, 1, UtilityCall(0, 1, "take", [array]))
+    array[:] = 8
+    sender.close()
+    with trio.fail_after(5):
+        await sender.run()
+    ((_, _, frame),) = sender.sent
+    assert bytes(frame) == as_it_was

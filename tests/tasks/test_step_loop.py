@@ -111,6 +111,7 @@ async def test_loading_twice_is_a_bug_of_ours() -> None:
 # Messages
 
 
+@pytest.mark.known_fault(kind="late-abort")
 async def test_messages_count_in_the_order_in_which_they_came() -> None:
     """ADD, ABORT and ADD of one id in one burst: the abort must not hit the second."""
     async with open_loop() as rig:
@@ -121,6 +122,7 @@ async def test_messages_count_in_the_order_in_which_they_came() -> None:
         assert [(o.request_id, o.finish_reason) for o in outputs] == [("x", LENGTH)]
 
 
+@pytest.mark.known_fault(kind="abort-during-a-step")
 @pytest.mark.parametrize("moment", ["before", "in flight", "settled"])
 async def test_an_aborted_request_yields_nothing(moment: str) -> None:
     async with open_loop() as rig:

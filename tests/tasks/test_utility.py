@@ -139,13 +139,15 @@ async def test_arrays_are_a_result() -> None:
         assert (await calls.value("weights")).sum() == 499_500
 
 
-async def test_a_pending_call_is_answered_when_the_engine_ends() -> None:
+async def test_a_pending_call_is_answered_when_the_engine_stops_and_not_when_it_dies() -> None:
     async with open_calls(forever=trio.sleep_forever) as calls:
         call_id = calls.post("forever")
         await wait_all_tasks_blocked()
         assert calls.answers() == []
         calls.nursery.cancel_scope.cancel()
         await _let_it_end(calls)
+        assert calls.answers() == []
+        calls.rig.loop.abort_all()
         assert calls.answers() == [UtilityOutput(call_id, failure_message=SHUTTING_DOWN)]
 
 
@@ -223,6 +225,18 @@ async def test_pause_keep_freezes_and_changes_no_token(clear_cache: bool) -> Non
         assert tokens == list(range(1006, 1015))
 
 
+@pytest.mark.parametrize("clear_cache", [True, False])
+async def test_a_pause_forgets_cached_blocks_if_it_is_to_clear_the_cache(
+    clear_cache: bool,
+) -> None:
+    async with open_calls() as calls:
+        calls.rig.add("x", max_tokens=9)
+        await calls.rig.settle_all()
+        assert calls.rig.core.statistics().num_cached_blocks > 0
+        await calls.value("pause_scheduler", "keep", clear_cache)
+        assert bool(calls.rig.core.statistics().num_cached_blocks) is not clear_cache
+
+
 async def test_pause_of_an_idle_engine_is_done_at_once_and_may_be_repeated() -> None:
     async with open_calls() as calls:
         for mode in ("keep", "keep", "wait", "abort"):
@@ -257,8 +271,12 @@ async def test_resetting_the_prefix_cache_tells_whether_blocks_are_in_use() -> N
         await rig.settle(2)
         _, (answer,) = rig.take()
         assert answer.result == (None, True)
+        assert rig.core.statistics().num_cached_blocks == 0
         await rig.settle_all()
         assert rig.take_ends() == {"x": FinishReason.LENGTH}
+        assert rig.core.statistics().num_cached_blocks > 0
+        assert await calls.value("reset_prefix_cache") is True
+        assert rig.core.statistics().num_cached_blocks == 0
 
 
 async def test_collective_rpc_gives_one_result_per_worker() -> None:

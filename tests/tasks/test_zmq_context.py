@@ -61,6 +61,7 @@ async def test_unsent_messages_hold_the_end_for_the_linger_and_no_longer(linger_
         assert linger_s * 0.9 <= time.monotonic() - start < linger_s + 2
 
 
+@pytest.mark.known_fault(kind="lost-last-words")
 async def test_end_of_a_context_is_bounded_with_a_peer_that_does_not_read() -> None:
     with trio.fail_after(10):
         async with open_context() as reader:
@@ -75,6 +76,7 @@ async def test_end_of_a_context_is_bounded_with_a_peer_that_does_not_read() -> N
             assert time.monotonic() - start < 2
 
 
+@pytest.mark.known_fault(kind="lost-last-words")
 async def test_last_words_arrive_although_the_context_ends_at_once() -> None:
     with trio.fail_after(10):
         async with open_context() as reader:
@@ -100,6 +102,7 @@ def too_long(directory: Path) -> str:
     return f"ipc://{directory}/" + "x" * (107 - len(str(directory)))
 
 
+@pytest.mark.known_fault(kind="bad-address")
 @pytest.mark.parametrize(
     "address_in",
     [
@@ -135,6 +138,7 @@ def test_a_port_yet_to_be_picked_can_only_be_bound(port: str) -> None:
             context.socket(SocketKind.PULL).connect(f"tcp://127.0.0.1:{port}")
 
 
+@pytest.mark.known_fault(kind="bad-address")
 def test_longest_ipc_path_works(tmp_path: Path) -> None:
     with open_context() as context:
         address = too_long(tmp_path)[:-1]
@@ -149,6 +153,7 @@ def test_address_that_cannot_be_bound_is_named(tmp_path: Path) -> None:
                 pull.bind(address)
 
 
+@pytest.mark.known_fault(kind="bad-address")
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:0", "ipc://{}/s"])
 def test_address_in_use_is_refused(tmp_path: Path, address: str) -> None:
     """ZeroMQ alone would take the socket file of a live listener."""
@@ -167,6 +172,7 @@ def test_listener_that_is_busy_is_alive(tmp_path: Path) -> None:
             context.socket(SocketKind.PULL).bind(f"ipc://{tmp_path}/s")
 
 
+@pytest.mark.known_fault(kind="bad-address")
 async def test_socket_file_that_a_crash_left_is_replaced(tmp_path: Path) -> None:
     with sockets.socket(sockets.AF_UNIX) as crashed:
         crashed.bind(f"{tmp_path}/s")
@@ -238,7 +244,8 @@ def test_name_of_an_endpoint_is_short(name: str) -> None:
         directory.address(name)
 
 
-@pytest.mark.parametrize("where", ["/absent", "too long"])
+@pytest.mark.known_fault(kind="bad-address")
+@pytest.mark.parametrize("where", ["/absent", "/proc", "too long"])  # nobody writes to /proc
 def test_ipc_directory_avoids_what_is_too_long_or_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -252,6 +259,7 @@ def test_ipc_directory_avoids_what_is_too_long_or_cannot_be_written(
         context.socket(SocketKind.PULL).bind(directory.address("x" * 24))
 
 
+@pytest.mark.known_fault(kind="bad-address")
 def test_no_place_for_an_ipc_directory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", "/absent")
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/gone")

@@ -6,6 +6,7 @@ test that needs a message to have arrived waits for it by receiving.
 
 from __future__ import annotations
 
+import math
 import random
 from typing import TYPE_CHECKING
 
@@ -134,6 +135,7 @@ async def test_nowait_twins(pair: tuple[ZmqSocket, ZmqSocket]) -> None:
                 await trio.lowlevel.checkpoint()
 
 
+@pytest.mark.known_fault(kind="missed-wake-up")
 async def test_hundred_messages_queued_before_the_first_wait_all_arrive(
     pair: tuple[ZmqSocket, ZmqSocket],
 ) -> None:
@@ -151,6 +153,7 @@ async def maybe_checkpoint(dice: random.Random) -> None:
         await trio.lowlevel.checkpoint()
 
 
+@pytest.mark.known_fault(kind="missed-wake-up")
 @pytest.mark.slow
 async def test_twenty_thousand_messages_both_ways_without_a_gap(
     pair: tuple[ZmqSocket, ZmqSocket],
@@ -158,6 +161,7 @@ async def test_twenty_thousand_messages_both_ways_without_a_gap(
     await exchange(pair, num_messages=10_000, seed=1)
 
 
+@pytest.mark.known_fault(kind="missed-wake-up")
 async def test_messages_both_ways_without_a_gap(pair: tuple[ZmqSocket, ZmqSocket]) -> None:
     await exchange(pair, num_messages=1_000, seed=3)
 
@@ -187,6 +191,56 @@ async def exchange(pair: tuple[ZmqSocket, ZmqSocket], *, num_messages: int, seed
     assert dealer.statistics().messages_sent == num_messages + 1  # and the first of the fixture
 
 
+@pytest.mark.known_fault(kind="missed-wake-up")
+@pytest.mark.parametrize("count", [200, pytest.param(5_000, marks=pytest.mark.slow)])
+async def test_sides_that_echo_each_other_never_sleep_beside_a_message(
+    pair: tuple[ZmqSocket, ZmqSocket], count: int
+) -> None:
+    """Few messages are on their way at once, so that one sleeper brings all to a stop."""
+    router, dealer = pair
+    async with trio.open_nursery() as nursery:
+        for socket, prefix in ((router, [PEER]), (dealer, [])):
+            nursery.start_soon(ask_and_echo, socket, prefix, count, random.Random(count))
+
+
+async def ask_and_echo(
+    socket: ZmqSocket, prefix: list[bytes], count: int, dice: random.Random
+) -> None:
+    """Sends so many numbers, each of which must come back, and sends back as many."""
+    num_asked = 0
+    to_send, outgoing = trio.open_memory_channel[bytes](math.inf)
+
+    async def send() -> None:
+        async for frame in outgoing:
+            await maybe_checkpoint(dice)
+            await socket.send([*prefix, frame])
+
+    def ask() -> None:
+        nonlocal num_asked
+        if num_asked < count:
+            to_send.send_nowait(b"?%d" % num_asked)
+            num_asked += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send)
+        for _ in range(3):
+            ask()
+        asked, echoed = list[int](), list[int]()
+        while len(asked) + len(echoed) < 2 * count:
+            await maybe_checkpoint(dice)
+            with trio.fail_after(1):
+                frame = bytes((await socket.receive())[-1])
+            if frame.startswith(b"?"):
+                asked.append(int(frame[1:]))
+                to_send.send_nowait(b"!" + frame[1:])
+            else:
+                echoed.append(int(frame[1:]))
+                ask()
+        to_send.close()
+    assert asked == echoed == list(range(count))
+
+
+@pytest.mark.known_fault(kind="missed-wake-up")
 async def test_receiver_cancelled_a_thousand_times_loses_nothing(
     pair: tuple[ZmqSocket, ZmqSocket],
 ) -> None:
@@ -222,6 +276,7 @@ async def test_receiver_cancelled_a_thousand_times_loses_nothing(
     assert received == [b"%d" % number for number in range(1_000)]
 
 
+@pytest.mark.known_fault(kind="missed-wake-up")
 async def test_waiting_sender_goes_on_when_the_receiver_it_parked_behind_is_cancelled(
     context: ZmqContext,
 ) -> None:
@@ -256,6 +311,7 @@ async def test_waiting_sender_goes_on_when_the_receiver_it_parked_behind_is_canc
             assert dealer.statistics().messages_sent == sent
 
 
+@pytest.mark.known_fault(kind="missed-wake-up")
 async def test_send_wakes_the_receiver_whose_signal_it_ate(
     pair: tuple[ZmqSocket, ZmqSocket],
 ) -> None:
@@ -318,6 +374,7 @@ async def test_waiting_takes_no_turns(context: ZmqContext) -> None:
     assert pull.statistics().messages_received == 1
 
 
+@pytest.mark.known_fault(kind="overwritten-buffer")
 async def test_two_large_messages_to_a_reader_that_does_not_read_arrive_whole(
     context: ZmqContext,
 ) -> None:
@@ -334,6 +391,7 @@ async def test_two_large_messages_to_a_reader_that_does_not_read_arrive_whole(
         await trio.lowlevel.checkpoint()
 
 
+@pytest.mark.known_fault(kind="overwritten-buffer")
 async def test_writable_memory_may_be_changed_right_after_the_send(context: ZmqContext) -> None:
     push, pull = await pipe(context, send_hwm=4, receive_hwm=1, buffer_bytes=4096)
     array = np.full(1 << 20, 7, dtype=np.uint8)

@@ -139,6 +139,17 @@ def test_an_endless_decoder_is_stopped(tmp_path: Path, capsys: pytest.CaptureFix
     assert "planted FAILED: TooSlowError" in capsys.readouterr().out
 
 
+def test_an_input_that_may_run_long_is_stopped_and_no_failure(tmp_path: Path) -> None:
+    def check(data: bytes) -> bool:
+        while data:
+            pass
+        return False
+
+    target = Target("planted", "Any.", check, st.binary(), lambda: [b"x"], may_run_long=True)
+    assert failures_of(target, tmp_path, seconds=0.1) == 0
+    assert target.num_inputs >= 1
+
+
 def test_a_sound_decoder_leaves_nothing_behind(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -243,3 +243,40 @@ def test_several_answers_of_a_greedy_request_are_refused() -> None:
     """They would be the same."""
     with pytest.raises(RequestError, match="n must be 1 at temperature 0, got 2"):
         SamplingParams(n=2, temperature=0.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"json": {}}, "json"),
+        ({"json": "{}"}, "json"),
+        ({"regex": "a"}, "regex"),
+        ({"choice": [""]}, "choice"),
+        ({"grammar": "x", "json_object": False}, "grammar"),
+        ({"json_object": True}, "json_object"),
+        ({"structural_tag": "{}"}, "structural_tag"),
+    ],
+)
+def test_structured_outputs_are_of_one_kind(fields: dict[str, Any], kind: str) -> None:
+    assert StructuredOutputsParams(**fields).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, r"structured_outputs must be one of \(.*\), got none"),
+        ({"json_object": False}, "got none"),
+        ({"regex": "a", "json": {}}, "got json and regex"),
+        ({"regex": ""}, "structured_outputs.regex must be not empty, got ''"),
+        ({"choice": []}, r"structured_outputs.choice must be not empty, got \[\]"),
+        (
+            {"json": {}, "whitespace_pattern": " ", "disable_any_whitespace": True},
+            "whitespace_pattern must be None beside disable_any_whitespace, got ' '",
+        ),
+    ],
+)
+def test_structured_outputs_of_no_kind_or_several_are_refused(
+    fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        StructuredOutputsParams(**fields)

@@ -38,7 +38,10 @@ def run(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="trio-engine engine", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="trio-engine engine",
+        description="Run the engine process for any front end that speaks vLLM's protocol.",
+    )
     parser.add_argument(
         "--handshake-address", metavar="ADDR", help="where the front end's handshake is bound"
     )
@@ -87,12 +90,13 @@ def _handshake_address(options: argparse.Namespace) -> str:
 def run_proc(proc: EngineCoreProc) -> ExitStatus:
     """Runs an engine that owns this process, signals and all. Returns the exit status.
 
-    Does not return when the engine's owner is gone.
+    Does not return when the engine's owner is gone, or a thread goes on that nobody waits for.
     """
     _note_signals_for(proc)
     status = _run(proc)
-    if proc.shutdown.owner_is_gone:
+    if proc.shutdown.owner_is_gone or proc.has_abandoned_threads:
         # An interpreter with torch in it takes a second to end: too long for "gone within 2 s".
+        # And it ends threads in a way that a library's may turn into a crash.
         logging.shutdown()
         os._exit(status)
     return status

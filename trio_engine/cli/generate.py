@@ -47,18 +47,25 @@ class Answer(msgspec.Struct, kw_only=True):
     tokens_per_s: float
 
 
+class Failure(msgspec.Struct, kw_only=True):
+    """What ``--json`` prints of a prompt that got no answer."""
+
+    prompt: str
+    error: str
+
+
 def run(arguments: list[str]) -> int:
     """Prints the answers.
 
     Returns:
-        The exit status: 0, or 1 after an error.
+        The exit status: 0, or 1 if a prompt got no answer.
 
     Raises:
         KeyboardInterrupt: Ctrl-C, after the engine was ended.
     """
     options = _parser().parse_args(arguments)
     _show_progress()
-    status, interrupted = 0, False
+    status, interrupted = 1, False
     try:
         config = config_from_arguments(options)
         params = SamplingParams(
@@ -67,14 +74,12 @@ def run(arguments: list[str]) -> int:
             seed=options.seed,
             output_kind=RequestOutputKind.DELTA,
         )
-        trio.run(_generate, config, params, options)
+        status = trio.run(_generate, config, params, options)
     except* EngineError as group:
         # A nursery is between here and where it was raised, and one error is enough to say.
-        print(f"trio-engine: {_first(group)}", file=sys.stderr)
-        status = 1
+        _complain(_first(group))
     except* OSError as group:
         _give_up_output(_first(group))
-        status = 1
     except* KeyboardInterrupt:
         interrupted = True
     if interrupted:
@@ -85,24 +90,34 @@ def run(arguments: list[str]) -> int:
 def _give_up_output(error: BaseException) -> None:
     """Standard output cannot be written: its reader has left, or its disk is full."""
     if not isinstance(error, BrokenPipeError):
-        print(f"trio-engine: {error}", file=sys.stderr)
+        _complain(error)
     # What is still buffered must not fail once more when the interpreter ends.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="trio-engine generate", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="trio-engine generate",
+        description="Stream a model's answers to one or several prompts. They run at once, and are"
+        " printed one after the other.",
+    )
     parser.add_argument("prompts", nargs="+", metavar="PROMPT")
     parser.add_argument(
         "--chat",
         action=argparse.BooleanOptionalAction,
         help="put each prompt into the model's chat template (default: where it has one)",
     )
-    parser.add_argument("--max-tokens", type=int, default=DEFAULT_MAX_TOKENS, metavar="N")
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        default=DEFAULT_MAX_TOKENS,
+        metavar="N",
+        help=f"most tokens of an answer (default: {DEFAULT_MAX_TOKENS})",
+    )
     parser.add_argument(
         "--temperature", type=float, default=0.0, metavar="T", help="0, the default, is greedy"
     )
-    parser.add_argument("--seed", type=int, metavar="S")
+    parser.add_argument("--seed", type=int, metavar="S", help="makes draws repeatable")
     parser.add_argument("--json", action="store_true", help="one JSON object a prompt")
     add_engine_arguments(parser)
     return parser
@@ -119,6 +134,10 @@ def _show_progress() -> None:
     engine_log.setLevel(logging.INFO)
 
 
+def _complain(error: BaseException) -> None:
+    print(f"trio-engine: {error}", file=sys.stderr)
+
+
 def _first(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -127,7 +146,12 @@ def _first(error: BaseException) -> BaseException:
 
 async def _generate(
     config: EngineConfig, params: SamplingParams, options: argparse.Namespace
-) -> None:
+) -> int:
+    """Prints every answer, or why there is none, in the order of the prompts.
+
+    Returns:
+        The exit status.
+    """
     tokenizer = None
     if config.tokenizer_model is not None:
         # Before the engine starts: a model that is not there is said at once.
@@ -141,19 +165,31 @@ async def _generate(
             nursery.start_soon(follower.run, engine, params, chat)
         for follower in followers:
             if options.json:
-                answer = await follower.wait_answer()
-                print(msgspec.json.encode(answer).decode(), flush=True)
+                await _print_json(follower)
             else:
                 await _print_stream(follower, with_prompt=len(followers) > 1)
+        return int(any(follower.error is not None for follower in followers))
+
+
+async def _print_json(follower: _Follower) -> None:
+    result = await follower.wait_result()
+    print(msgspec.json.encode(result).decode(), flush=True)
+    if follower.error is not None:
+        _complain(follower.error)
 
 
 async def _print_stream(follower: _Follower, *, with_prompt: bool) -> None:
     if with_prompt:
         print(f"> {follower.prompt}", flush=True)
+    has_text = False
     async for text in follower.texts:
+        has_text = True
         print(text, end="", flush=True)
-    await follower.wait_answer()
-    print("\n" if with_prompt else "", flush=True)
+    await follower.wait_result()
+    if follower.error is None or has_text or with_prompt:
+        print("\n" if with_prompt else "", flush=True)
+    if follower.error is not None:
+        _complain(follower.error)
 
 
 def _load_tokenizer(model: str) -> Tokenizer:
@@ -167,6 +203,7 @@ class _Follower:
 
     Attributes:
         texts: the pieces of text as they come; ends with the answer.
+        error: why there is no whole answer. Its neighbours have theirs all the same.
     """
 
     def __init__(self, prompt: str, max_tokens: int) -> None:
@@ -175,7 +212,7 @@ class _Follower:
         self._pieces, self.texts = trio.open_memory_channel[str](max_tokens + 1)
         self._ended = trio.Event()
         self._answer: Answer | None = None
-        self._error: EngineError | None = None
+        self.error: EngineError | None = None
 
     async def run(self, engine: EngineClient, params: SamplingParams, chat: bool) -> None:
         """Sends the prompt and follows the answer to its end."""
@@ -183,20 +220,16 @@ class _Follower:
         try:
             with self._pieces:
                 self._answer = await self._follow(engine, prompt, params)
-        except EngineError as error:  # raised where its turn to be printed comes
-            self._error = error
+        except EngineError as error:  # told when its turn to be printed comes
+            self.error = error
         finally:
             self._ended.set()
 
-    async def wait_answer(self) -> Answer:
-        """The whole answer.
-
-        Raises:
-            EngineError: why there is none.
-        """
+    async def wait_result(self) -> Answer | Failure:
+        """Waits for the whole answer, or why there is none."""
         await self._ended.wait()
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            return Failure(prompt=self.prompt, error=str(self.error))
         assert self._answer is not None
         return self._answer
 

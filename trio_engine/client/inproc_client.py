@@ -6,7 +6,6 @@ never returns holds up the end of the block, and what kills the engine's library
 
 from __future__ import annotations
 
-import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,8 @@ from trio_engine.core.engine_core import EngineCore
 from trio_engine.engine import start_up
 from trio_engine.engine.doorbell import Doorbell
 from trio_engine.engine.forward_thread import open_forward_thread
+from trio_engine.engine.grammar_service import GrammarService
+from trio_engine.engine.guarded_compiler import GuardedCompiler
 from trio_engine.engine.inbox import Arrival
 from trio_engine.engine.step_loop import StepLoop
 from trio_engine.engine.utility import UtilityCalls
@@ -28,16 +29,21 @@ from trio_engine.wire.codec import RequestDecoder, UndecodableRequest
 from trio_engine.wire.messages import EngineZmqAddresses
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
+    from contextlib import AbstractAsyncContextManager
 
     from trio_engine.client.base import EngineClient
     from trio_engine.config import EngineConfig
     from trio_engine.core.plan import ExecutorProperties
     from trio_engine.engine.forward_thread import ForwardThread
     from trio_engine.engine.inbox import Inbox
-    from trio_engine.executor.base import ExecutorFactory
+    from trio_engine.executor.base import Executor, ExecutorFactory
     from trio_engine.text.tokenizer import Tokenizer
     from trio_engine.wire.messages import EngineCoreMessage, Frames
+
+    OpenForward = Callable[
+        [Executor, Callable[[], object]], AbstractAsyncContextManager[ForwardThread]
+    ]
 
 ENGINE_INDEX = 0
 
@@ -67,12 +73,15 @@ class _InboxSender(MessageSender):
 class _InprocEngine:
     """One engine as a task of the block's; alive from ``run`` until its cancellation."""
 
-    def __init__(self, config: EngineConfig, executor_factory: ExecutorFactory) -> None:
+    def __init__(
+        self, config: EngineConfig, executor_factory: ExecutorFactory, open_forward: OpenForward
+    ) -> None:
         self.client: AsyncEngineClient | None = None
         self.loop: StepLoop
         self.properties: ExecutorProperties
         self._config = config
         self._executor_factory = executor_factory
+        self._open_forward = open_forward
         self._output_bell = Doorbell()
         self._loaded = trio.Event()
         self._failure: Exception | None = None
@@ -82,7 +91,7 @@ class _InprocEngine:
         doorbell = Doorbell()
         try:
             executor = self._executor_factory(self._config)
-            async with open_forward_thread(executor, doorbell.ring) as forward:
+            async with self._open_forward(executor, doorbell.ring) as forward:
                 await self._serve(forward, doorbell)
         except* Exception as group:  # the nurseries between here and the fault
             self._failure = _first(group)
@@ -107,12 +116,12 @@ class _InprocEngine:
         (outbox,) = self.loop.core.outboxes
         while True:
             await self._output_bell.wait()
-            for message in outbox.take(time.monotonic()):
+            for message in outbox.take(trio.current_time()):
                 client.apply(message)
 
     async def _serve(self, forward: ForwardThread, doorbell: Doorbell) -> None:
         self.properties = await start_up.wait_loaded(forward, doorbell)
-        core = EngineCore(self._config, self.properties, num_clients=1, clock=time.monotonic)
+        core = EngineCore(self._config, self.properties, num_clients=1, clock=trio.current_time)
         self.loop = StepLoop(
             core,
             forward,
@@ -122,8 +131,11 @@ class _InprocEngine:
         )
         async with trio.open_nursery() as nursery:
             self.loop.start_utility_call = UtilityCalls(self.loop, nursery, {}).start
+            compiler = GuardedCompiler(self._config, self.properties.vocab_size)
+            self.loop.grammars = GrammarService(compiler, nursery, self.loop.put_grammar)
             self._loaded.set()
             await self.loop.run()
+            nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager
@@ -133,6 +145,7 @@ async def open_inproc_engine(
     *,
     tokenizer: Tokenizer | None = None,
     max_in_flight: int | None = None,
+    open_forward: OpenForward = open_forward_thread,
 ) -> AsyncIterator[EngineClient]:
     """Runs an engine on tasks of this run and one thread, for as long as the block.
 
@@ -144,6 +157,7 @@ async def open_inproc_engine(
         executor_factory: makes its executor.
         tokenizer: of its model, else prompts are token ids and outputs have no text.
         max_in_flight: requests that may be open at once; beyond it ``OverloadedError``.
+        open_forward: runs the executor; the testing kit has others that need no thread.
 
     Raises:
         EngineStartError: the executor did not load.
@@ -151,7 +165,7 @@ async def open_inproc_engine(
     Cancellation: leaving waits for the step that runs, or for the load.
     """
     async with open_service_tasks() as tasks:
-        engine = _InprocEngine(config, executor_factory)
+        engine = _InprocEngine(config, executor_factory, open_forward)
         tasks.start_soon(engine.run)
         await engine.wait_loaded()
         max_model_len = engine.loop.core.max_model_len

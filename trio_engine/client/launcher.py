@@ -61,6 +61,9 @@ async def open_engine(
     An error of the body leaves as it was raised, and a dead engine does not cancel the body. The
     process ends with this one, however that ends; its output goes to ``trio_engine.engine``.
 
+    An engine that hangs cannot be told from a slow one: what waits for it goes on waiting, under
+    whatever deadline its caller set, and leaving the block ends it all the same.
+
     Args:
         config: what to run; the built-in model if not given.
         tokenizer: "auto" loads the model's if the executor runs one. With None prompts are

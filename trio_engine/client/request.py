@@ -122,7 +122,7 @@ class ClientRequest:
         params = prepared.params
         self.mailbox = Mailbox(
             spec.request_id,
-            len(prepared.prompt_token_ids),
+            prepared.num_prompt_tokens,
             params.output_kind,
             _num_logprobs(params),
             index=index,
@@ -137,6 +137,8 @@ class ClientRequest:
         return EngineCoreRequest(
             request_id=self.internal_id,
             prompt_token_ids=self._prepared.prompt_token_ids,
+            prompt_embeds=self._prepared.prompt_embeds,
+            prompt_is_token_ids=self._prepared.prompt_is_token_ids,
             mm_features=None,
             sampling_params=self._prepared.params,
             pooling_params=None,

@@ -54,7 +54,7 @@ class MessageSender(abc.ABC):
             frames = self._encoder.encode(message)
         except ProtocolError as error:
             raise RequestError(str(error)) from error
-        self._outboxes[engine_index].append(key, frames)
+        self._outboxes[engine_index].append(key, [_settled(frame) for frame in frames])
         self._ring()
 
     def withdraw(self, engine_index: int, key: int) -> None:
@@ -116,3 +116,10 @@ class MessageSender(abc.ABC):
             trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError
         ):
             self._bell.send_nowait(None)
+
+
+def _settled(frame: bytes | memoryview) -> bytes | memoryview:
+    """The frame, or a copy if its memory is the caller's: an array that is not part of the body."""
+    if isinstance(frame, memoryview) and not frame.readonly:
+        return bytes(frame)
+    return frame

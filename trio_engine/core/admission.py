@@ -8,12 +8,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from trio_engine.errors import RequestError
+from trio_engine.core.prompt import check_ids, check_prompt
+from trio_engine.errors import OverloadedError, RequestError
 from trio_engine.sampling_params import MAX_LOGPROB_TOKEN_IDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from trio_engine.core.outbox import Outbox
+    from trio_engine.core.scheduler import Scheduler
     from trio_engine.requests import EngineCoreRequest, LoRARequest
     from trio_engine.sampling_params import SamplingParams
 
@@ -21,13 +24,10 @@ UNSUPPORTED_REQUEST_FIELDS: dict[str, Callable[[EngineCoreRequest], bool]] = {
     "pooling_params": lambda request: request.pooling_params is not None,
     "mm_features": lambda request: bool(request.mm_features),
     "resumable": lambda request: request.resumable,
-    "prompt_embeds": lambda request: request.prompt_embeds is not None,
-    "prompt_is_token_ids": lambda request: request.prompt_is_token_ids is not None,
 }
 """Request fields that this engine does not serve, and whether a request uses them."""
 
 UNSUPPORTED_SAMPLING_FIELDS: dict[str, Callable[[SamplingParams], bool]] = {
-    "structured_outputs": lambda params: params.structured_outputs is not None,
     "thinking_token_budget": lambda params: params.thinking_token_budget is not None,
 }
 """Sampling fields that this engine does not serve, and whether parameters use them."""
@@ -38,6 +38,7 @@ def check_request(
     *,
     vocab_size: int,
     max_model_len: int,
+    hidden_size: int | None = None,
     enable_lora: bool = False,
 ) -> SamplingParams:
     """Refuses what can never be served.
@@ -46,6 +47,7 @@ def check_request(
         request: as decoded; types are right already.
         vocab_size: ids run from 0 to ``vocab_size - 1``.
         max_model_len: prompt and output tokens of one request, not above what the KV cache holds.
+        hidden_size: of a prompt embedding; None if the executor takes none.
         enable_lora: whether requests may name adapters.
 
     Returns:
@@ -69,7 +71,12 @@ def check_request(
         if not enable_lora:
             raise RequestError("lora_request: this engine serves no adapters (enable_lora is off)")
         check_adapter(request.lora_request)
-    _check_prompt(request.prompt_token_ids, vocab_size, max_model_len)
+    check_prompt(
+        request, vocab_size=vocab_size, max_model_len=max_model_len, hidden_size=hidden_size
+    )
+    if request.prompt_embeds is not None and params.prompt_logprobs is not None:
+        raise RequestError("prompt_logprobs cannot be told of prompt_embeds")
+    _check_reasoning(request, params)
     _check_stop_token_ids(params, vocab_size)
     _check_logprobs(params, vocab_size)
     _check_named_tokens(params, vocab_size)
@@ -90,23 +97,32 @@ def check_adapter(request: LoRARequest) -> None:
         raise RequestError(f"adapter {request.lora_name!r}: only PEFT folders are served")
 
 
-def _check_prompt(prompt: list[int] | None, vocab_size: int, max_model_len: int) -> None:
-    if not prompt:
-        raise RequestError("prompt_token_ids is empty")
-    if len(prompt) >= max_model_len:
-        raise RequestError(
-            f"prompt of {len(prompt)} tokens does not leave room for an output token:"
-            f" max_model_len is {max_model_len}"
-        )
-    _check_ids("prompt_token_ids", min(prompt), max(prompt), vocab_size)
+def check_load(scheduler: Scheduler, outbox: Outbox, max_waiting_requests: int | None) -> None:
+    """Refuses what could be served, but not now.
+
+    Raises:
+        OverloadedError: too many wait, or the request's client does not read its outputs.
+    """
+    # Those for which a slot is free do not wait, they have only not been planned yet.
+    num_waiting = scheduler.num_waiting - scheduler.num_free_slots
+    if max_waiting_requests is not None and num_waiting >= max_waiting_requests:
+        raise OverloadedError(f"{num_waiting} requests wait for a slot already")
+    if outbox.is_full:
+        raise OverloadedError(f"client {outbox.client_index} does not read its outputs")
+
+
+def _check_reasoning(request: EngineCoreRequest, params: SamplingParams) -> None:
+    # Where reasoning in the output ends, only a parser of the model's format could tell.
+    if params.structured_outputs is not None and request.reasoning_ended is False:
+        raise RequestError("structured_outputs after reasoning is not supported by this engine")
 
 
 def _check_stop_token_ids(params: SamplingParams, vocab_size: int) -> None:
     ids = params.all_stop_token_ids
     if ids:
-        _check_ids("stop_token_ids", min(ids), max(ids), vocab_size)
+        check_ids("stop_token_ids", min(ids), max(ids), vocab_size)
     if params.eos_token_id is not None:
-        _check_ids("_eos_token_id", params.eos_token_id, params.eos_token_id, vocab_size)
+        check_ids("_eos_token_id", params.eos_token_id, params.eos_token_id, vocab_size)
 
 
 def _check_logprobs(params: SamplingParams, vocab_size: int) -> None:
@@ -117,7 +133,7 @@ def _check_logprobs(params: SamplingParams, vocab_size: int) -> None:
     ids = params.logprob_token_ids
     if not ids:
         return
-    _check_ids("logprob_token_ids", min(ids), max(ids), vocab_size)
+    check_ids("logprob_token_ids", min(ids), max(ids), vocab_size)
     if len(ids) > MAX_LOGPROB_TOKEN_IDS:
         raise RequestError(
             f"logprob_token_ids has {len(ids)} ids, at most {MAX_LOGPROB_TOKEN_IDS} are served"
@@ -130,11 +146,11 @@ def _check_logprobs(params: SamplingParams, vocab_size: int) -> None:
 def _check_named_tokens(params: SamplingParams, vocab_size: int) -> None:
     bias, words = params.logit_bias, params.bad_words_token_ids or []
     if bias:
-        _check_ids("logit_bias", min(bias), max(bias), vocab_size)
+        check_ids("logit_bias", min(bias), max(bias), vocab_size)
     for word in words:
         if not word:
             raise RequestError("_bad_words_token_ids holds a word without tokens")
-        _check_ids("_bad_words_token_ids", min(word), max(word), vocab_size)
+        check_ids("_bad_words_token_ids", min(word), max(word), vocab_size)
     if params.allowed_token_ids is not None:
         _check_allowed(set(params.allowed_token_ids), params, vocab_size)
 
@@ -142,7 +158,7 @@ def _check_named_tokens(params: SamplingParams, vocab_size: int) -> None:
 def _check_allowed(allowed: set[int], params: SamplingParams, vocab_size: int) -> None:
     if not allowed:
         raise RequestError("allowed_token_ids is empty")
-    _check_ids("allowed_token_ids", min(allowed), max(allowed), vocab_size)
+    check_ids("allowed_token_ids", min(allowed), max(allowed), vocab_size)
     for word in params.bad_words_token_ids or []:
         if len(word) == 1:
             allowed.discard(word[0])
@@ -151,9 +167,3 @@ def _check_allowed(allowed: set[int], params: SamplingParams, vocab_size: int) -
         allowed.discard(-1 if params.eos_token_id is None else params.eos_token_id)
     if not allowed:
         raise RequestError("bad_words and min_tokens leave nothing of allowed_token_ids")
-
-
-def _check_ids(field: str, low: int, high: int, vocab_size: int) -> None:
-    if low < 0 or high >= vocab_size:
-        worst = low if low < 0 else high
-        raise RequestError(f"{field} holds {worst}: ids run from 0 to {vocab_size - 1}")

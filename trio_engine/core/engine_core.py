@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from trio_engine.core.admission import check_request
+from trio_engine.core.admission import check_load, check_request
 from trio_engine.core.kv_cache import effective_max_model_len
 from trio_engine.core.lifecycle import RequestEvent
 from trio_engine.core.logprobs import put_details
@@ -26,10 +26,12 @@ from trio_engine.outputs import FinishReason
 from trio_engine.requests import PauseMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Set
+    from collections.abc import Callable, Iterable, Mapping, Set
 
     from trio_engine.config import EngineConfig
-    from trio_engine.core.plan import ExecutorProperties, StepPlan, StepResult
+    from trio_engine.core.pending_grammars import PendingGrammars
+    from trio_engine.core.plan import ExecutorProperties, RowGrammar, StepPlan, StepResult
+    from trio_engine.core.scheduled_step import ScheduledStep
     from trio_engine.core.statistics import EngineCoreStatistics
     from trio_engine.requests import EngineCoreRequest, SleepTag
 
@@ -68,7 +70,7 @@ class EngineCore:
             Outbox(index, engine_index, limit_bytes=config.outbox_limit_bytes)
             for index in range(num_clients)
         ]
-        self._vocab_size = properties.vocab_size
+        self._vocab_size, self._hidden_size = properties.vocab_size, properties.hidden_size
         self._enable_lora = config.enable_lora
         self._max_waiting_requests = config.max_waiting_requests
         self._metrics = RequestMetrics(
@@ -151,6 +153,24 @@ class EngineCore:
         if self.pause_state.asleep:
             self.abort_all()
 
+    @property
+    def pending_grammars(self) -> PendingGrammars:
+        """Requests that wait for ``put_grammar``."""
+        return self._scheduler.pending_grammars
+
+    def put_grammar(self, request: Request, grammar: RowGrammar | str) -> None:
+        """A request's grammar is compiled, or why it is not; then it ends with ERROR.
+
+        It may have ended meanwhile: then this means nothing.
+        """
+        if request.is_finished:
+            return
+        if isinstance(grammar, str):
+            self._fail_grammar(request, grammar)
+        else:
+            self._scheduler.put_grammar(request, grammar)
+        self._stats_are_stale = True
+
     # The pipeline
 
     def schedule(self) -> StepPlan | None:
@@ -182,6 +202,9 @@ class EngineCore:
         step = self._steps.settle(result)
         self._scheduler.settle(step)
         with_output: Outbox | None = None
+        grammar_ends = result.grammar_ends or {}
+        if grammar_ends:
+            self._fail_grammars(step, grammar_ends)
         rows = zip(step.requests, step.samples, step.plan.slots, result.token_ids, strict=True)
         for request, samples, slot, token_id in rows:
             # A request that has ended since gets nothing; under its id another may live (rule 2).
@@ -192,7 +215,7 @@ class EngineCore:
             outbox = self.outboxes[request.client_index]
             if request.asks_logprobs or result.num_nans_in_logits:
                 put_details(outbox, request, slot, result, self._vocab_size)
-            self._settle_token(request, token_id, outbox)
+            self._settle_token(request, token_id, outbox, grammar_ended=slot in grammar_ends)
             if with_output is None or outbox.client_index < with_output.client_index:
                 with_output = outbox
         self._end_overflowing_clients()
@@ -241,10 +264,7 @@ class EngineCore:
     def reset_prefix_cache(self, *, reset_running: bool = False) -> bool:
         """Forgets all cached blocks, as after a change of the weights. Not in flight.
 
-        ``reset_running`` preempts whoever holds blocks; without it they stop the reset.
-
-        Returns:
-            Whether it was done.
+        Returns whether it was done: not while blocks are held; ``reset_running`` takes them.
         """
         if reset_running:
             self.preempt_all()
@@ -335,19 +355,29 @@ class EngineCore:
 
     # Inside
 
+    def _fail_grammar(self, request: Request, why: str) -> None:
+        params = request.sampling_params.structured_outputs
+        reason = f"structured_outputs.{'' if params is None else params.kind}: {why}"
+        logger.warning(
+            "grammar_failed request_id=%s reason=%r", brief(repr(request.request_id)), reason
+        )
+        self._finish_many([request], RequestEvent.FAIL, FinishReason.ERROR, reason)
+
+    def _fail_grammars(self, step: ScheduledStep, ends: Mapping[int, str | None]) -> None:
+        for slot, request in zip(step.plan.slots, step.requests, strict=True):
+            why = ends.get(slot)
+            if why is not None and not request.is_finished:
+                self._fail_grammar(request, why)
+
     def _admit(self, source: EngineCoreRequest) -> None:
         params = check_request(
             source,
             vocab_size=self._vocab_size,
             max_model_len=self.max_model_len,
+            hidden_size=self._hidden_size,
             enable_lora=self._enable_lora,
         )
-        # Those for which a slot is free do not wait, they have only not been planned yet.
-        num_waiting = self._scheduler.num_waiting - self._scheduler.num_free_slots
-        if self._max_waiting_requests is not None and num_waiting >= self._max_waiting_requests:
-            raise OverloadedError(f"{num_waiting} requests wait for a slot already")
-        if self.outboxes[source.client_index].is_full:
-            raise OverloadedError(f"client {source.client_index} does not read its outputs")
+        check_load(self._scheduler, self.outboxes[source.client_index], self._max_waiting_requests)
         request = Request(source, params, self.max_model_len)
         if source.abort_immediately:
             self.outboxes[request.client_index].drop(request)
@@ -362,11 +392,13 @@ class EngineCore:
             request.request_id, reason, why, is_pooling=request.pooling_params is not None
         )
 
-    def _settle_token(self, request: Request, token_id: int, outbox: Outbox) -> None:
+    def _settle_token(
+        self, request: Request, token_id: int, outbox: Outbox, *, grammar_ended: bool
+    ) -> None:
         request.num_unsettled_tokens -= 1
         request.token_ids.append(token_id)
         outbox.append_token(request, token_id)
-        decision = check_stop(request, token_id)
+        decision = check_stop(request, token_id, grammar_ended=grammar_ended)
         if decision is not None:
             self._end(request, RequestEvent.STOP)
             outbox.finish(request, *decision)

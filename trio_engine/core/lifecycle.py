@@ -11,6 +11,7 @@ import enum
 class RequestStatus(enum.Enum):
     """Where a request is. A finished one is in no table of the core any more."""
 
+    WAITING_FOR_GRAMMAR = "waiting_for_grammar"
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"
@@ -20,6 +21,8 @@ class RequestStatus(enum.Enum):
 class RequestEvent(enum.Enum):
     """What can happen to a request."""
 
+    COMPILED = "compiled"
+    """Its grammar is ready."""
     SCHEDULE = "schedule"
     """It gets a slot and its first blocks."""
     PREEMPT = "preempt"
@@ -29,10 +32,16 @@ class RequestEvent(enum.Enum):
     ABORT = "abort"
     """Its client or the engine ends it."""
     FAIL = "fail"
-    """Its forward pass failed because of it, or its client no longer reads."""
+    """Its forward pass or its grammar failed, or its client no longer reads."""
 
+
+FIRST_STATUSES = (RequestStatus.WAITING, RequestStatus.WAITING_FOR_GRAMMAR)
+"""Where an admitted request begins: the second if its output has a grammar."""
 
 TRANSITIONS: dict[tuple[RequestStatus, RequestEvent], RequestStatus] = {
+    (RequestStatus.WAITING_FOR_GRAMMAR, RequestEvent.COMPILED): RequestStatus.WAITING,
+    (RequestStatus.WAITING_FOR_GRAMMAR, RequestEvent.ABORT): RequestStatus.FINISHED,
+    (RequestStatus.WAITING_FOR_GRAMMAR, RequestEvent.FAIL): RequestStatus.FINISHED,
     (RequestStatus.WAITING, RequestEvent.SCHEDULE): RequestStatus.RUNNING,
     (RequestStatus.WAITING, RequestEvent.ABORT): RequestStatus.FINISHED,
     (RequestStatus.WAITING, RequestEvent.FAIL): RequestStatus.FINISHED,

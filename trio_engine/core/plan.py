@@ -31,7 +31,8 @@ class ExecutorProperties(msgspec.Struct, frozen=True, kw_only=True):
     ``max_model_len``: prompt and output tokens of one request. ``num_blocks`` blocks of
     ``block_size`` tokens each hold the KV cache. ``dtype`` is torch's name of the weights' type.
     ``default_max_num_batched_tokens`` keeps a step short enough on this device for a signal or an
-    abort to be answered soon.
+    abort to be answered soon. ``hidden_size`` is that of a prompt embedding; None if the executor
+    takes none.
     """
 
     vocab_size: int
@@ -40,6 +41,7 @@ class ExecutorProperties(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int
     dtype: str = "float32"
     default_max_num_batched_tokens: int = 8192
+    hidden_size: int | None = None
 
 
 class RowMatcher(Protocol):
@@ -86,8 +88,9 @@ class NewRow(msgspec.Struct, kw_only=True):
         block_ids: the row's block table so far.
         sampling_params: as admitted; not to be changed.
         lora_request: adapter of the row, None for none.
-        prompt_embeds: ``[num_prompt_tokens, hidden]`` or None.
-        prompt_is_token_ids: at which positions the id counts and not the embedding.
+        prompt_embeds: ``[num_prompt_tokens, hidden]`` or None. In its place ``token_ids`` has 0.
+        prompt_is_token_ids: at which positions the id counts and not the embedding; None where
+            there are embeddings means nowhere.
         grammar: that its output follows, None for any output.
 
     A row whose params ask for ``prompt_logprobs`` and that has no output yet starts with

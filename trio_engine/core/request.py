@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 
 from trio_engine.core.block_hash import root_hash
 from trio_engine.core.lifecycle import RequestEvent, RequestStatus, next_status
+from trio_engine.core.prompt import prompt_token_ids
 
 if TYPE_CHECKING:
+    from trio_engine.core.plan import RowGrammar
     from trio_engine.outputs import EngineCoreEvent, PrefillStats
     from trio_engine.requests import EngineCoreRequest
     from trio_engine.sampling_params import RepetitionDetectionParams, SamplingParams
@@ -46,6 +48,7 @@ class Request:
         "decode_end",
         "eos_token_id",
         "events",
+        "grammar",
         "is_caught_up",
         "is_resident",
         "life",
@@ -77,7 +80,7 @@ class Request:
     def __init__(
         self, source: EngineCoreRequest, params: SamplingParams, max_model_len: int
     ) -> None:
-        prompt = source.prompt_token_ids or []
+        self.token_ids: list[int] = prompt_token_ids(source)
         max_tokens = max_model_len if params.max_tokens is None else params.max_tokens
         self.client_index = source.client_index
         self.request_id = source.request_id
@@ -85,9 +88,8 @@ class Request:
         # that has ended must not keep its prompt in memory.
         self.life = object()
         self.sampling_params: SamplingParams = params
-        self.token_ids: list[int] = list(prompt)
-        self.num_prompt_tokens = len(prompt)
-        self.max_total_tokens = min(len(prompt) + max_tokens, max_model_len)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.max_total_tokens = min(self.num_prompt_tokens + max_tokens, max_model_len)
         self.prompt_embeds = source.prompt_embeds
         self.prompt_is_token_ids = source.prompt_is_token_ids
         self.lora_request = source.lora_request
@@ -100,7 +102,9 @@ class Request:
         self.stop_token_ids = frozenset(params.stop_token_ids or ())
         self.repetition_detection: RepetitionDetectionParams | None = params.repetition_detection
 
-        self.status = RequestStatus.WAITING
+        has_grammar = params.structured_outputs is not None
+        self.status = RequestStatus.WAITING_FOR_GRAMMAR if has_grammar else RequestStatus.WAITING
+        self.grammar: RowGrammar | None = None
         self.slot = NO_SLOT
         # Whether the executor has its row; if not, the next plan that runs it sends the row.
         self.is_resident = False

@@ -38,7 +38,8 @@ class ScheduledStep(msgspec.Struct, kw_only=True, eq=False):
         requests: whose row is in each place.
         starts: planned tokens of each request before this plan, to go back to if it fails.
         samples: whether the row samples a token in this plan.
-        computed: of rows that may have come to the end of a block; see ``Scheduler.settle``.
+        computed: of rows that compute a chunk, or the first token of a block: the others have
+            come to the end of none before this step. See ``Scheduler.settle``.
         resumed: requests that got a slot in this plan, first start or not.
         preempted: requests that lost theirs.
     """
@@ -102,5 +103,8 @@ def make_row(request: Request) -> NewRow:
         num_computed_tokens=request.num_planned_tokens,
         block_ids=request.block_ids.copy(),
         sampling_params=request.sampling_params,
+        prompt_embeds=request.prompt_embeds,
+        prompt_is_token_ids=request.prompt_is_token_ids,
         lora_request=request.lora_request,
+        grammar=request.grammar,
     )

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import sys
 from bisect import insort
-from collections import Counter
+from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from trio_engine.core.adapter_places import AdapterPlaces
 from trio_engine.core.kv_cache import KVCacheManager
 from trio_engine.core.lifecycle import RequestEvent, RequestStatus
+from trio_engine.core.pending_grammars import PendingGrammars
 from trio_engine.core.plan import StepPlan
 from trio_engine.core.request import NO_SLOT, Request
 from trio_engine.core.request_queue import RequestQueue
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence, Set
 
     from trio_engine.config import EngineConfig, SchedulingPolicy
-    from trio_engine.core.plan import ExecutorProperties
+    from trio_engine.core.plan import ExecutorProperties, RowGrammar
 
 _TURN = attrgetter("turn")
 
@@ -41,6 +43,9 @@ class Scheduler:
         long_prefill_token_threshold: tokens of one request in one step; 0 is no such limit.
         policy: ``fcfs`` or ``priority``: what makes a turn.
         max_loras: adapters that running requests may use at once.
+
+    Attributes:
+        pending_grammars: requests that cannot run before their grammar is compiled.
 
     Counterpart: ``vllm/v1/core/sched/scheduler.py``. There, under ``priority``, running requests
     get the step's tokens in the order of their admission, here by turn.
@@ -64,10 +69,10 @@ class Scheduler:
         # Those that have never run, and those that have: these may go on while no new one starts.
         self._fresh = RequestQueue()
         self._preempted = RequestQueue()
+        self.pending_grammars = PendingGrammars()
         # Those whose turn came while all places for adapters were taken: others go before them.
         self._held_up: dict[Request, None] = {}
-        self._max_loras = max_loras
-        self._lora_ids: Counter[int] = Counter()  # of running requests
+        self._adapters = AdapterPlaces(max_loras)
         # Ordered by turn: the last is the first to be preempted.
         self.running: list[Request] = []
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
@@ -105,27 +110,28 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Requests without a slot, preempted ones included."""
-        return len(self._fresh) + len(self._preempted) + len(self._held_up)
+        return len(self._fresh) + len(self._preempted) + self.num_held_up
 
     @property
     def lora_ids(self) -> Set[int]:
         """Adapters that running requests use."""
-        return self._lora_ids.keys()
+        return self._adapters.lora_ids
 
     @property
     def num_held_up(self) -> int:
-        """Requests that wait for a place for their adapter."""
-        return len(self._held_up)
+        """Requests that wait for their grammar, or for a place for their adapter."""
+        return len(self.pending_grammars) + len(self._held_up)
 
     @property
     def waiting(self) -> list[Request]:
         """Requests without a slot, by turn. Sorts them: for checks, not for steps."""
-        return sorted((*self._fresh, *self._preempted, *self._held_up), key=_TURN)
+        queues = (self._fresh, self._preempted, self._held_up, self.pending_grammars)
+        return sorted(chain(*queues), key=_TURN)
 
     @property
     def has_started_requests(self) -> bool:
         """Whether any request here has started, preempted ones included."""
-        # Whoever is held up waits for one that runs.
+        # Whoever waits for a place for its adapter waits for one that runs.
         return bool(self.running or self._preempted)
 
     def add(self, request: Request) -> None:
@@ -135,6 +141,16 @@ class Scheduler:
             request.turn = (request.priority, request.arrival_time, self._num_added)
         else:
             request.turn = (0, 0.0, self._num_added)
+        if request.status is RequestStatus.WAITING_FOR_GRAMMAR:
+            self.pending_grammars.add(request)
+        else:
+            self._fresh.add(request)
+
+    def put_grammar(self, request: Request, grammar: RowGrammar) -> None:
+        """A request has its grammar and may run; its turn is that of its coming."""
+        self.pending_grammars.remove(request)
+        request.grammar = grammar
+        request.advance(RequestEvent.COMPILED)
         self._fresh.add(request)
 
     def remove(self, request: Request) -> None:
@@ -144,6 +160,8 @@ class Scheduler:
             self._release(request)
         elif request in self._held_up:
             del self._held_up[request]
+        elif request in self.pending_grammars:
+            self.pending_grammars.end(request)
         else:
             self._queue_of(request).remove(request)
 
@@ -231,11 +249,11 @@ class Scheduler:
         assert all_slots == list(range(len(all_slots))), "a slot is lost or doubled"
         for request in self.running:
             assert request.status is RequestStatus.RUNNING, f"{request} in running"
-        lora_ids = Counter(request.lora_id for request in self.running if request.lora_id)
-        assert lora_ids == self._lora_ids, "places for adapters are lost or doubled"
+        self._adapters.check_integrity(self.running)
         for request in waiting:
-            is_fresh = request.status is RequestStatus.WAITING
-            assert is_fresh or request.status is RequestStatus.PREEMPTED, f"{request} in waiting"
+            is_pending = request.status is RequestStatus.WAITING_FOR_GRAMMAR
+            assert is_pending == (request in self.pending_grammars), f"{request} in waiting"
+            assert request.status is not RequestStatus.RUNNING, f"{request} in waiting"
             assert not request.block_ids, f"{request} waits with blocks"
             assert request.slot == NO_SLOT, f"{request} waits with a slot"
         self.kv_cache.check_integrity(self.running)
@@ -293,7 +311,7 @@ class Scheduler:
             request.advance(RequestEvent.SCHEDULE)
             request.slot = self._free_slots.pop()
             insort(self.running, request, key=_TURN)
-            self._take_adapter_place(request)
+            self._adapters.take(request)
             draft.step.resumed.append(request)
             self._append_row(draft, request, self._num_tokens(draft, request), [])
 
@@ -301,7 +319,7 @@ class Scheduler:
         """Whose turn it is; who has no place for its adapter is put aside on the way."""
         while True:
             request = self._peek_waiting(admit=admit)
-            if request is None or self._has_adapter_place(request):
+            if request is None or self._adapters.has_place(request):
                 return request
             self._queue_of(request).remove(request)
             self._held_up[request] = None
@@ -312,24 +330,6 @@ class Scheduler:
         if fresh is None or (preempted is not None and preempted.turn < fresh.turn):
             return preempted
         return fresh
-
-    def _has_adapter_place(self, request: Request) -> bool:
-        lora_id = request.lora_id
-        return not lora_id or lora_id in self._lora_ids or len(self._lora_ids) < self._max_loras
-
-    def _take_adapter_place(self, request: Request) -> None:
-        if request.lora_id:
-            self._lora_ids[request.lora_id] += 1
-
-    def _free_adapter_place(self, request: Request) -> None:
-        if not request.lora_id:
-            return
-        self._lora_ids[request.lora_id] -= 1
-        if not self._lora_ids[request.lora_id]:
-            del self._lora_ids[request.lora_id]
-            held_up, self._held_up = self._held_up, {}
-            for waiting in held_up:
-                self._queue_of(waiting).add(waiting)
 
     def _queue_of(self, request: Request) -> RequestQueue:
         return self._fresh if request.status is RequestStatus.WAITING else self._preempted
@@ -377,7 +377,10 @@ class Scheduler:
         if request.is_caught_up:
             self.kv_cache.cache_blocks(request, len(request.token_ids) - 1)
         self.kv_cache.free(request)
-        self._free_adapter_place(request)
+        if self._adapters.free(request):
+            held_up, self._held_up = self._held_up, {}
+            for waiting in held_up:
+                self._queue_of(waiting).add(waiting)
         self._free_slots.append(request.slot)
         if request.is_resident:
             self._finished_slots.append(request.slot)

@@ -21,8 +21,16 @@ REPETITION_STOP_REASON = "repetition_detected"
 StopDecision = tuple[FinishReason, int | str | None]
 
 
-def check_stop(request: Request, token_id: int) -> StopDecision | None:
+def check_stop(
+    request: Request, token_id: int, *, grammar_ended: bool = False
+) -> StopDecision | None:
     """Looks at a request whose newest token is ``token_id``.
+
+    Args:
+        request: as it is with the token.
+        token_id: the token.
+        grammar_ended: nothing may follow it by the request's grammar, which ends the request also
+            below ``min_tokens``.
 
     Returns:
         The finish reason and the stop reason, or None to go on.
@@ -37,6 +45,8 @@ def check_stop(request: Request, token_id: int) -> StopDecision | None:
             return FinishReason.STOP, None
         if token_id in request.stop_token_ids:
             return FinishReason.STOP, token_id
+    if grammar_ended:
+        return FinishReason.STOP, None
     if num_tokens >= request.max_total_tokens:
         return FinishReason.LENGTH, None
     detection = request.repetition_detection

@@ -29,6 +29,8 @@ from trio_engine.engine import start_up
 from trio_engine.engine.doorbell import Doorbell
 from trio_engine.engine.exit import ExitGuard, ExitStatus
 from trio_engine.engine.forward_thread import open_forward_thread
+from trio_engine.engine.grammar_service import GrammarService
+from trio_engine.engine.guarded_compiler import GuardedCompiler
 from trio_engine.engine.links import ClientLinks
 from trio_engine.engine.shutdown import Shutdown, watch_owner, watch_signals
 from trio_engine.engine.step_loop import StepLoop
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from trio_engine.config import EngineConfig
     from trio_engine.core.statistics import EngineCoreStatistics
     from trio_engine.engine.forward_thread import ForwardThread
+    from trio_engine.engine.grammar_service import GrammarSource
     from trio_engine.executor.base import Executor, ExecutorFactory
     from trio_engine.transport.base import MessageContext
 
@@ -127,6 +130,7 @@ class EngineCoreProc:
         self._context: MessageContext
         self._links: ClientLinks
         self._loop: StepLoop | None = None
+        self._grammar_compiler: GrammarSource | None = None
         self._is_ready = False
 
     @property
@@ -137,6 +141,12 @@ class EngineCoreProc:
     def statistics(self) -> EngineCoreStatistics | None:
         """The core's counts; None before the executor is loaded."""
         return None if self.core is None else self.core.statistics()
+
+    @property
+    def has_abandoned_threads(self) -> bool:
+        """Whether threads go on that nobody waits for; the interpreter may not end well then."""
+        compiler = self._grammar_compiler
+        return compiler is not None and compiler.num_abandoned_threads > 0
 
     async def run(
         self, task_status: trio.TaskStatus[EngineCoreProc] = trio.TASK_STATUS_IGNORED
@@ -182,6 +192,9 @@ class EngineCoreProc:
             return
         for cause in causes:
             logger.critical("engine_failed ready=%s", self._is_ready, exc_info=cause)
+
+    def _make_grammar_compiler(self, vocab_size: int) -> GrammarSource:
+        return GuardedCompiler(self._config, vocab_size)
 
     # The nurseries, from the outside in
 
@@ -270,6 +283,8 @@ class EngineCoreProc:
             on_output=self._links.ring,
         )
         loop.start_utility_call = UtilityCalls(loop, work, self._utilities).start
+        self._grammar_compiler = self._make_grammar_compiler(properties.vocab_size)
+        loop.grammars = GrammarService(self._grammar_compiler, work, loop.put_grammar)
         description = start_up.describe(properties, core.max_model_len, addresses)
         announcement = self._handshake.ready_response(description)
         await self._links.open(addresses, loop, announcement, readers=work, writers=io)

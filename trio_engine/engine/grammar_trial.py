@@ -34,7 +34,7 @@ REAP_TIMEOUT_S = 2.0
 
 STACK_OVERFLOW = "it nests too deeply, or refers to itself too often"
 
-_FAULTS = {signal.SIGSEGV: STACK_OVERFLOW, signal.SIGABRT: TOO_MUCH_MEMORY}
+_FAULTS = {-signal.SIGSEGV: STACK_OVERFLOW, -signal.SIGABRT: TOO_MUCH_MEMORY}
 
 
 class TrialProcess:
@@ -119,4 +119,4 @@ class TrialProcess:
     async def _explain_end(self) -> str:
         status = await self._process.wait()
         logger.warning("grammar_trial_ended status=%d", status)
-        return _FAULTS.get(-status, f"compiling it ended a process with status {status}")
+        return _FAULTS.get(status, f"compiling it ended a process with status {status}")

@@ -44,6 +44,11 @@ async def read_requests(
     """
     client_index = outbox.client_index
     decoder = RequestDecoder()
+    held: list[Arrival] = []
+
+    async def wait_room() -> None:
+        while outbox.is_full:
+            await room.wait()
 
     def decode(frames: Frames) -> Arrival:
         try:
@@ -53,11 +58,14 @@ async def read_requests(
 
     try:
         while True:
-            while outbox.is_full:
-                await room.wait()
+            await wait_room()
             messages = await socket.receive_many(MAX_MESSAGES_PER_SLICE)
-            await inbox.put([decode(frames) for frames in messages])
+            held = [decode(frames) for frames in messages]
+            await wait_room()  # the outbox may have filled since the first look
+            arrivals, held = held, []
+            await inbox.put(arrivals)
     except trio.Cancelled:
+        inbox.put_last(held)
         with contextlib.suppress(trio.WouldBlock, trio.ClosedResourceError):
             for _ in range(MAX_LAST_MESSAGES):
                 inbox.put_last([decode(socket.receive_nowait())])

@@ -1,6 +1,7 @@
 """The engine's side of start-up: handshake, load, announcement. Every wait has an end.
 
 Engine. What is said and checked is decided by ``wire.handshake``; here it is sent and awaited.
+ZeroMQ is imported by those who need it: an engine in its client's process has no sockets.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import trio
 
 from trio_engine.engine.forward_thread import Broken, Loaded
 from trio_engine.errors import EngineError, EngineStartError
-from trio_engine.transport.socket import SocketKind
 from trio_engine.wire.messages import COORDINATOR_READY, SUBSCRIBE_TO_ALL, ReadyResponse
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ async def greet(
         ProtocolError: what came is not an INIT.
         ConfigError: the address cannot be connected to.
     """
+    from trio_engine.transport.socket import SocketKind
+
     socket = context.socket(
         SocketKind.DEALER, identity=handshake.identity, linger_s=HANDSHAKE_LINGER_S
     )
@@ -100,6 +102,8 @@ async def wait_coordinator(context: MessageContext, address: str) -> None:
     engine: a limit here could only be wrong. Being asked to stop ends the wait. Waves are for
     mixture-of-experts ranks, so nothing is read after that.
     """
+    from trio_engine.transport.socket import SocketKind
+
     socket = context.socket(SocketKind.XSUB)
     socket.connect(address)
     await socket.send([SUBSCRIBE_TO_ALL])

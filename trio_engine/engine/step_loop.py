@@ -25,8 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from trio_engine.core.engine_core import EngineCore
+    from trio_engine.core.plan import RowGrammar
+    from trio_engine.core.request import Request
     from trio_engine.engine.doorbell import Doorbell
     from trio_engine.engine.forward_thread import ForwardEvent, ForwardThread
+    from trio_engine.engine.grammar_service import GrammarService
     from trio_engine.engine.inbox import Arrival
 
 logger = logging.getLogger(__name__)
@@ -48,6 +51,7 @@ class StepLoop:
     Attributes:
         inbox: where readers put what came.
         start_utility_call: takes a utility call; set by who owns the calls' nursery.
+        grammars: compiles for requests that need it; set by the same.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class StepLoop:
         self.core = core
         self.inbox = Inbox(doorbell)
         self.start_utility_call: Callable[[UtilityCall], object] = self.refuse_utility_call
+        self.grammars: GrammarService | None = None
         self._forward = forward
         self._pipeline_depth = pipeline_depth
         self._doorbell = doorbell
@@ -72,6 +77,7 @@ class StepLoop:
         self._num_nudged = 0
         self._num_commands = 0
         self._commands: dict[int, _PendingCommand] = {}
+        self._unanswered: list[UtilityCall] = []
         # Tasks that wait for something that turns bring about, and look after each.
         self._after_turn = trio.lowlevel.ParkingLot()
 
@@ -104,11 +110,15 @@ class StepLoop:
     def abort_all(self) -> None:
         """Ends every request by an ABORT output, after ``run`` has been left.
 
-        Messages in the inbox are taken first: requests there get ABORT, utility calls a failure.
+        Messages in the inbox are taken first: requests there get ABORT, utility calls a failure,
+        as do those that were still waited for.
         """
         self._is_draining = True
         self.core.start_draining()
         self._take_input()
+        unanswered, self._unanswered = self._unanswered, []
+        for call in unanswered:
+            self.refuse_utility_call(call)
         self.core.abort_all()
         self._ring_writers()
 
@@ -118,9 +128,21 @@ class StepLoop:
         outbox.put_utility_output(output, result_bytes=result_bytes)
         self._on_output(client_index)
 
+    def keep_unanswered(self, call: UtilityCall) -> None:
+        """Leaves a call whose result will not come to ``abort_all``.
+
+        Of an engine that dies there is no such answer: its clients hear of the death.
+        """
+        self._unanswered.append(call)
+
     def refuse_utility_call(self, call: UtilityCall) -> None:
         """Answers a call that will not be served any more."""
         self.answer(call.client_index, UtilityOutput(call.call_id, failure_message=SHUTTING_DOWN))
+
+    def put_grammar(self, request: Request, grammar: RowGrammar | str) -> None:
+        """Hands in what became of a request's grammar: compiled, or why not."""
+        self.core.put_grammar(request, grammar)
+        self._doorbell.ring()
 
     def ring(self) -> None:
         """Has the loop take a turn: the core was changed outside of one."""
@@ -183,6 +205,7 @@ class StepLoop:
     def _turn(self) -> None:
         self._take_input()
         self._take_events()
+        self._pass_on_grammars()
         self._plan()
         if not self.core.num_plans_in_flight:
             self.core.flush_stats()
@@ -224,6 +247,17 @@ class StepLoop:
         if error.call_id is not None:
             failure = f"Call failed: {error}"
             self.answer(client_index, UtilityOutput(error.call_id, failure_message=failure))
+
+    def _pass_on_grammars(self) -> None:
+        new, ended = self.core.pending_grammars.take_news()
+        for request in ended:
+            if self.grammars is not None:
+                self.grammars.cancel(request)
+        for request in new:
+            if self.grammars is None:
+                self.core.put_grammar(request, "this engine compiles no grammars")
+            elif not request.is_finished:
+                self.grammars.start(request)
 
     def _take_events(self) -> None:
         while self._forward.events:

@@ -99,7 +99,7 @@ class UtilityCalls:
         try:
             result = await pending
         except trio.Cancelled:
-            self._loop.refuse_utility_call(call)  # the engine ends, and this was its last chance
+            self._loop.keep_unanswered(call)  # why the engine ends is not known here
             raise
         except Exception as error:
             self._answer_failure(call, error)

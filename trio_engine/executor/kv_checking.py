@@ -15,14 +15,19 @@ import msgspec
 
 from trio_engine.core.plan import NO_TOKEN, ExecutorProperties, StepResult
 from trio_engine.errors import RequestError, StepError
+from trio_engine.executor.grammar_draws import GrammarDraws
 from trio_engine.executor.made_up_logprobs import MadeUpLogprobs
 from trio_engine.executor.null import modelless_adapters, modelless_properties
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from trio_engine.config import EngineConfig
     from trio_engine.core.plan import DeviceCommand, NewRow, StepPlan
+
+
+HIDDEN_SIZE = 4
+"""Of a prompt embedding, whose bytes count as those of a token do."""
 
 
 class _Row(msgspec.Struct, eq=False):
@@ -34,9 +39,9 @@ class _Row(msgspec.Struct, eq=False):
     # What the cache must hold at each position whose token is known.
     contents: list[int] = msgspec.field(default_factory=list)
 
-    def append(self, token_id: int) -> None:
+    def append(self, content: int) -> None:
         before = self.contents[-1] if self.contents else self.lora_id
-        self.contents.append(_hash((before, token_id)))
+        self.contents.append(_hash((before, content)))
 
 
 class KVCheckingExecutor:
@@ -56,7 +61,9 @@ class KVCheckingExecutor:
         vocab_size: int | None = None,
     ) -> None:
         self.launches_ahead = launches_ahead
-        self._properties = modelless_properties(config)
+        self._properties = msgspec.structs.replace(
+            modelless_properties(config), hidden_size=HIDDEN_SIZE
+        )
         if vocab_size is not None:
             self._properties = msgspec.structs.replace(self._properties, vocab_size=vocab_size)
         self._config = config
@@ -64,6 +71,7 @@ class KVCheckingExecutor:
         self._store: dict[int, int] = {}
         self._rows: dict[int, _Row] = {}
         self._logprobs = MadeUpLogprobs(self._properties.vocab_size)
+        self._grammars = GrammarDraws(self._properties.vocab_size)
         self._adapters = modelless_adapters(config)
         self._results: deque[StepResult] = deque()
         self._next_plan_id = 0
@@ -90,8 +98,9 @@ class KVCheckingExecutor:
         if len(set(plan.slots)) != len(plan.slots) or not plan.slots:
             raise StepError(f"plan {plan.plan_id} names slots {list(plan.slots)}")
         pairs = zip(plan.slots, plan.num_scheduled_tokens, strict=True)
-        token_ids = [self._run_row(self._row(slot), num_tokens) for slot, num_tokens in pairs]
+        token_ids = [self._run_row(slot, num_tokens) for slot, num_tokens in pairs]
         result = StepResult(plan_id=plan.plan_id, token_ids=token_ids)
+        self._grammars.put_ends_into(result)
         self._logprobs.put_into(result, plan.slots)
         self._results.append(result)
 
@@ -136,6 +145,7 @@ class KVCheckingExecutor:
         self._next_plan_id = plan.plan_id + 1
 
     def _apply_changes(self, plan: StepPlan) -> None:
+        self._grammars.apply(plan)
         if plan.reset:
             self._rows.clear()
         for slot in plan.finished_slots:
@@ -165,8 +175,8 @@ class KVCheckingExecutor:
             row.block_ids.copy(),
             self._max_total_tokens(row),
         )
-        for token_id in row.token_ids:
-            made.append(token_id)
+        for content in _contents_of(row):
+            made.append(content)
         self._clear(row.block_ids[-(-row.num_computed_tokens // self._block_size) :])
 
     def _clear(self, block_ids: Sequence[int]) -> None:
@@ -185,7 +195,8 @@ class KVCheckingExecutor:
             raise StepError(f"slot {slot} has no row")
         return row
 
-    def _run_row(self, row: _Row, num_tokens: int) -> int:
+    def _run_row(self, slot: int, num_tokens: int) -> int:
+        row = self._row(slot)
         start, end = row.num_computed_tokens, row.num_computed_tokens + num_tokens
         if num_tokens < 1 or end > len(row.contents):
             raise StepError(f"{num_tokens} tokens after {start} of {len(row.contents)} known")
@@ -197,7 +208,7 @@ class KVCheckingExecutor:
         contents = [self._read(row, position) for position in range(end)]
         if end < len(row.contents):
             return NO_TOKEN
-        token_id = _hash(contents) % self._properties.vocab_size
+        token_id = self._grammars.draw(slot, _hash(contents) % self._properties.vocab_size)
         row.append(token_id)
         return token_id
 
@@ -218,6 +229,18 @@ class KVCheckingExecutor:
         if not 0 <= block_id < self._properties.num_blocks:
             raise StepError(f"there is no block {block_id}")
         return block_id * self._block_size + offset
+
+
+def _contents_of(row: NewRow) -> Iterator[int]:
+    """A number for each position of a new row: its token, or a negative one for an embedding."""
+    embeds, is_token = row.prompt_embeds, row.prompt_is_token_ids
+    for position, token_id in enumerate(row.token_ids):
+        if embeds is None or position >= row.num_prompt_tokens or (is_token and is_token[position]):
+            yield token_id
+        else:
+            size = embeds.data.nbytes // embeds.shape[0]
+            data = embeds.data[position * size : (position + 1) * size]
+            yield -2 - int.from_bytes(data, "little")
 
 
 def _hash(values: Sequence[int]) -> int:

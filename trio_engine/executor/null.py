@@ -14,6 +14,7 @@ import numpy as np
 from trio_engine.core.plan import NO_TOKEN, ExecutorProperties, StepResult
 from trio_engine.errors import RequestError
 from trio_engine.executor.adapters import Adapters
+from trio_engine.executor.grammar_draws import GrammarDraws
 from trio_engine.executor.made_up_logprobs import MadeUpLogprobs
 
 if TYPE_CHECKING:
@@ -56,9 +57,11 @@ def modelless_adapters(config: EngineConfig) -> Adapters:
 
 
 class NullExecutor:
-    """Sleeps ``config.null_step_ms`` per plan and draws ``null_token``.
+    """Takes ``config.null_step_ms`` for each plan and draws ``null_token``.
 
-    Of the sampling options it looks at those for log probabilities, which are made up.
+    Of the sampling options it looks at those for log probabilities, which are made up, and at
+    grammars: there it draws the next token that is allowed. The masks are made within the step's
+    time, as beside a device that computes meanwhile.
     Rows are columns of arrays, so that a step costs the same few microseconds for any batch.
     """
 
@@ -72,6 +75,7 @@ class NullExecutor:
         self._num_known = np.zeros(config.max_num_seqs, dtype=np.int64)
         self._offsets = np.zeros(config.max_num_seqs, dtype=np.int64)
         self._logprobs = MadeUpLogprobs(VOCAB_SIZE)
+        self._grammars = GrammarDraws(VOCAB_SIZE)
         self._adapters = modelless_adapters(config)
         self._plans: deque[StepPlan] = deque()
 
@@ -91,8 +95,7 @@ class NullExecutor:
     def collect(self) -> StepResult:
         """Takes the step's time, then gives its tokens."""
         plan = self._plans.popleft()
-        if self._step_s:
-            time.sleep(self._step_s)
+        end_s = time.monotonic() + self._step_s
         for row in plan.new_rows:
             self._num_computed[row.slot] = row.num_computed_tokens
             self._num_known[row.slot] = len(row.token_ids)
@@ -101,7 +104,11 @@ class NullExecutor:
             self._logprobs.set_up(row)
         slots = np.array(plan.slots, dtype=np.int64)
         result = StepResult(plan_id=plan.plan_id, token_ids=self._step(slots, plan).tolist())
+        self._grammars.apply(plan)
+        self._grammars.put_into(result, plan)
         self._logprobs.put_into(result, plan.slots)
+        if self._step_s:
+            time.sleep(max(0.0, end_s - time.monotonic()))
         return result
 
     def command(self, command: DeviceCommand) -> Any:

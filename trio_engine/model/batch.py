@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trio_engine.model.config import ModelConfig
     from trio_engine.model.kv_cache import KVCache
     from trio_engine.model.lora import LoRAAdapters, LoRATokens
+    from trio_engine.model.prompt_embeds import BatchEmbeds
     from trio_engine.model.rows import Rows
 
 
@@ -39,6 +40,7 @@ class Batch:
         sliding: attention of layers with a window. Where a model has but one kind of layers, both
             are its kind's.
         lora: the tokens of each adapter in the batch; empty if there is none.
+        embeds: what stands in place of tokens; None if nothing does.
     """
 
     token_ids: Tensor
@@ -48,6 +50,7 @@ class Batch:
     full: AttentionView
     sliding: AttentionView
     lora: tuple[LoRATokens, ...] = ()
+    embeds: BatchEmbeds | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,13 +111,19 @@ class BatchBuilder:
         self._device = device
         self._dtype = dtype
 
-    def build(self, layout: StepLayout, last_tokens: Tensor | None = None) -> Batch:
+    def build(
+        self,
+        layout: StepLayout,
+        last_tokens: Tensor | None = None,
+        embeds: BatchEmbeds | None = None,
+    ) -> Batch:
         """Builds a step's batch.
 
         Args:
             layout: of the step.
             last_tokens: ``[max_num_seqs]`` int64 on the device: the newest token of each row. Read
                 for rows whose newest token the host does not know; None if it knows all.
+            embeds: that stand in place of tokens.
         """
         rows, block_size = self._rows, self._cache.shape.block_size
         token_slots = np.repeat(layout.slots, layout.counts)
@@ -135,6 +144,7 @@ class BatchBuilder:
             full=full,
             sliding=sliding,
             lora=self._adapters.tokens_of(rows.lora_ids[token_slots], self._device),
+            embeds=embeds,
         )
 
     def _fill_in(

@@ -65,6 +65,8 @@ class Decoder:
             ``[num_tokens, hidden]``, what the last layer made of each token.
         """
         hidden = functional.embedding(batch.token_ids, self._weights.embedding)
+        if batch.embeds is not None:
+            hidden.index_copy_(0, batch.embeds.indices, batch.embeds.values)
         rotation = self._rope.rotation(batch.positions)
         for index, layer in enumerate(self._weights.layers):
             hidden += self._attention(index, layer, hidden, rotation, batch, cache)

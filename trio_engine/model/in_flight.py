@@ -13,10 +13,12 @@ import torch
 
 from trio_engine.core.plan import NO_TOKEN, StepPlan, StepResult
 from trio_engine.model.logprobs import LogprobsGroup, lists_by_slot
+from trio_engine.structured.rows import accept_tokens
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from trio_engine.core.plan import RowMatcher
     from trio_engine.model.prompt_logprobs import PromptScores
     from trio_engine.model.rows import Rows
     from trio_engine.model.sampler import SampledTokens
@@ -27,6 +29,7 @@ class SampledOnHost:
 
     Attributes:
         logprobs: of rows that asked, there when ``wait`` has returned.
+        is_lost: as in ``SampledTokens``, there when ``wait`` has returned.
     """
 
     def __init__(self, sampled: SampledTokens) -> None:
@@ -35,6 +38,9 @@ class SampledOnHost:
         ]
         self._token_ids = sampled.token_ids.to("cpu", non_blocking=True)
         self._num_nans = sampled.num_nans
+        self.is_lost = sampled.is_lost
+        if sampled.is_lost is not None:
+            self.is_lost = sampled.is_lost.to("cpu", non_blocking=True)
         self._arrived: torch.cuda.Event | None = None
         if sampled.num_nans is not None:
             self._num_nans = sampled.num_nans.to("cpu", non_blocking=True)
@@ -61,6 +67,7 @@ class SampledRows:
         positions: ``[n]``: of the token in its row.
         on_host: the tokens.
         prompts: by slot, of prompts that are complete.
+        matchers: by place among these rows, of those that follow a grammar.
     """
 
     plan_indices: NDArray[np.int64]
@@ -69,6 +76,7 @@ class SampledRows:
     positions: NDArray[np.int64]
     on_host: SampledOnHost
     prompts: dict[int, PromptScores]
+    matchers: dict[int, RowMatcher]
 
 
 class StepInFlight:
@@ -106,6 +114,14 @@ class StepInFlight:
         result.num_nans_in_logits = _nonzero(rows.slots, nans)
         if rows.on_host.logprobs:
             result.logprobs = lists_by_slot(rows.on_host.logprobs, rows.slots)
+        if rows.matchers:
+            is_lost = rows.on_host.is_lost
+            result.grammar_ends = accept_tokens(
+                rows.matchers,
+                rows.slots.tolist(),
+                values.tolist(),
+                None if is_lost is None else is_lost.tolist(),
+            )
         if rows.prompts:
             result.prompt_logprobs = {
                 slot: prompt.to_tensors() for slot, prompt in rows.prompts.items()

@@ -109,6 +109,7 @@ def _load_runner(config: EngineConfig, files: ModelFiles, decoder: Decoder) -> L
         num_blocks=num_blocks,
         dtype=dtype_name(decoder.dtype),
         default_max_num_batched_tokens=step_tokens,
+        hidden_size=model.hidden_size,
     )
     return LoadedModel(runner, properties, ModelMemory(files, decoder, cache))
 
@@ -131,10 +132,11 @@ def default_step_tokens(model: ModelConfig, *, is_cpu: bool) -> int:
 def _reserve(config: EngineConfig, model: ModelConfig, default_step_tokens: int) -> int:
     """Bytes that a step needs beside weights and KV cache, roughly and rather too many.
 
-    Logits are held about five times while rows are sampled (float32, ordered, float64 sums);
+    Logits are held up to eight times while rows are sampled (float32, raw log probabilities,
+    counts for penalties, ordered, float64 sums);
     activations of a layer about four times its widest product.
     """
     step_tokens = config.max_num_batched_tokens or default_step_tokens
-    logits = min(config.max_num_seqs, step_tokens) * model.vocab_size * 4 * 5
+    logits = min(config.max_num_seqs, step_tokens) * model.vocab_size * 4 * 8
     widest = max(2 * model.intermediate_size, (model.num_heads + 2) * model.head_dim)
     return logits + step_tokens * (widest + model.hidden_size) * 4 * 4 + _RESERVED_BYTES

@@ -120,7 +120,7 @@ class LogitEdits:
         is_short = self._rows.num_output(slots[indices]) < self._options.min_tokens[slots[indices]]
         if (indices := indices[is_short]).size:
             places = self._stop_ids.of(indices, slots[indices])
-            masked = logits.new_tensor(-torch.inf)
+            masked = logits.new_full((), -torch.inf)
             logits.index_put_((places.rows, places.token_ids), masked)
 
 

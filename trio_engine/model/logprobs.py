@@ -61,6 +61,8 @@ def with_likeliest(logprobs: Tensor, token_ids: Tensor, num_others: int) -> Toke
         token_ids: ``[n]`` int64.
         num_others: up to the vocabulary's size.
     """
+    if not num_others:
+        return _beside(logprobs, token_ids, token_ids.new_empty((token_ids.numel(), 0)))
     return _beside(logprobs, token_ids, logprobs.topk(num_others, dim=-1).indices)
 
 

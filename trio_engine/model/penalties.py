@@ -47,8 +47,8 @@ class Penalties:
         place = self._free_places.pop() if self._free_places else self._grow()
         self._places[row.slot] = place
         assert self._table is not None
-        tokens = to_device(np.array(row.token_ids, dtype=np.int64), self._device)
-        prompt, output = tokens[: row.num_prompt_tokens], tokens[row.num_prompt_tokens :]
+        prompt = self._to_device(_prompt_tokens(row))
+        output = self._to_device(row.token_ids[row.num_prompt_tokens :])
         counts = self._table[place].zero_().index_fill_(0, prompt, _IN_PROMPT)
         counts.index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
 
@@ -97,6 +97,9 @@ class Penalties:
             logits.sub_(counts * self._column(frequency))
             logits.sub_((counts > 0) * self._column(presence))
 
+    def _to_device(self, token_ids: list[int]) -> Tensor:
+        return to_device(np.array(token_ids, dtype=np.int64), self._device)
+
     def _column(self, values: NDArray[np.float32]) -> Tensor:
         return to_device(values, self._device)[:, None]
 
@@ -113,3 +116,12 @@ class Penalties:
         self._table = more if self._table is None else torch.cat([self._table, more])
         self._free_places.extend(range(self._table.shape[0] - 1, size, -1))
         return size
+
+
+def _prompt_tokens(row: NewRow) -> list[int]:
+    """The tokens in a row's prompt; where an embedding stands there is none."""
+    prompt = row.token_ids[: row.num_prompt_tokens]
+    if row.prompt_embeds is None:
+        return prompt
+    is_token = row.prompt_is_token_ids or [False] * len(prompt)
+    return [token_id for token_id, is_id in zip(prompt, is_token, strict=True) if is_id]

@@ -14,9 +14,11 @@ from trio_engine.errors import RequestStepError, StepError, UtilityError
 from trio_engine.model.attention import AttentionView, PrefillChunk
 from trio_engine.model.batch import Batch, BatchBuilder, StepLayout, lay_out
 from trio_engine.model.device import out_of_memory_as, to_device
+from trio_engine.model.grammar_masks import GrammarMasks
 from trio_engine.model.in_flight import SampledOnHost, SampledRows, StepInFlight
 from trio_engine.model.lora import LoRAAdapters
 from trio_engine.model.lora_loader import load_adapter
+from trio_engine.model.prompt_embeds import PromptEmbeds
 from trio_engine.model.prompt_logprobs import PromptLogprobs
 from trio_engine.model.rows import Rows
 from trio_engine.model.sampler import Sampler
@@ -68,7 +70,9 @@ class ModelRunner:
             cache.num_blocks,
         )
         self._sampler = Sampler(self._rows, model.vocab_size, self._device)
+        self._grammars = GrammarMasks(self._sampler.options, self._device)
         self._prompt_logprobs = PromptLogprobs(self._rows, model.vocab_size, decoder.score)
+        self._prompt_embeds = PromptEmbeds(self._rows, model.hidden_size, self._device, self._dtype)
         self.adapters = LoRAAdapters()
         self._batches = BatchBuilder(
             self._rows, cache, model, self.adapters, self._device, self._dtype
@@ -112,15 +116,17 @@ class ModelRunner:
         """Applies a plan's deltas and starts its forward pass.
 
         Raises:
-            RequestStepError: a new row has token ids outside the vocabulary, or an adapter that is
-                not here.
+            RequestStepError: a new row has token ids outside the vocabulary, embeddings of another
+                size, or an adapter that is not here.
             StepError: the plan contradicts the rows, or memory ran out.
         """
         self._check_adapters(plan)
         with out_of_memory_as(StepError, f"computing {plan.num_tokens} tokens"):
             fresh_blocks = self._rows.apply(plan)
             self._sampler.apply(plan)
+            self._grammars.apply(plan)
             self._prompt_logprobs.apply(plan)
+            self._prompt_embeds.apply(plan)
             if fresh_blocks:
                 self._cache.clear(to_device(np.array(fresh_blocks, dtype=np.int64), self._device))
             return self._run(plan)
@@ -158,7 +164,8 @@ class ModelRunner:
             return StepInFlight(plan, self._rows, None)
         self._rows.check_scheduled(slots, counts)
         layout = lay_out(self._rows, slots, counts)
-        batch = self._batches.build(layout, self._last_tokens)
+        embeds = self._prompt_embeds.of(layout)
+        batch = self._batches.build(layout, self._last_tokens, embeds)
         hidden = self._decoder.forward(batch, self._cache)
         self._prompt_logprobs.add(layout, hidden)
         self._rows.num_computed[layout.slots] += layout.counts
@@ -170,7 +177,8 @@ class ModelRunner:
     def _sample(self, plan: StepPlan, layout: StepLayout, logits: Tensor) -> StepInFlight:
         rows = self._rows
         slots = layout.slots[layout.sampling]
-        sampled = self._sampler.sample(logits, slots, self._last_tokens)
+        matchers = self._grammars.mask(logits, slots)
+        sampled = self._sampler.sample(logits, slots, self._last_tokens, finds_lost=bool(matchers))
         step = SampledRows(
             plan_indices=layout.order[layout.sampling],
             slots=slots,
@@ -178,10 +186,12 @@ class ModelRunner:
             positions=rows.append_unsettled(slots),
             on_host=SampledOnHost(sampled),
             prompts=self._prompt_logprobs.take(slots),
+            matchers=matchers,
         )
         in_flight = StepInFlight(plan, rows, step)
         if self._last_tokens is None:
             in_flight.settle()
         else:
             self._last_tokens.index_copy_(0, to_device(slots, self._device), sampled.token_ids)
+            self._grammars.note_step(in_flight)
         return in_flight

@@ -39,11 +39,14 @@ class SampledTokens(NamedTuple):
         token_ids: ``[num_rows]`` int64.
         num_nans: ``[num_rows]`` int64, NaNs among each row's logits; None if known to be none.
         logprobs: of the rows that asked.
+        is_lost: ``[num_rows]`` bool, rows of whose tokens the options left none; None if that was
+            not asked, or cannot be.
     """
 
     token_ids: Tensor
     num_nans: Tensor | None
     logprobs: list[LogprobsGroup]
+    is_lost: Tensor | None = None
 
 
 class Sampler:
@@ -73,7 +76,12 @@ class Sampler:
             self._set_up(row)
 
     def sample(
-        self, logits: Tensor, slots: NDArray[np.int64], last_tokens: Tensor | None = None
+        self,
+        logits: Tensor,
+        slots: NDArray[np.int64],
+        last_tokens: Tensor | None = None,
+        *,
+        finds_lost: bool = False,
     ) -> SampledTokens:
         """Picks one token for each row, and takes note of it.
 
@@ -85,15 +93,18 @@ class Sampler:
             slots: ``[num_rows]``: the rows' places.
             last_tokens: ``[max_num_seqs]``, on the device: the newest token of each row; None if
                 the host knows them all.
+            finds_lost: say which rows had no token left to pick.
         """
         num_nans = _drop_nans(logits)
         if not self.options.asks[slots].any():
             return SampledTokens(self._pick(logits, slots), num_nans, [])
         pending = self._logprobs.start(logits, slots)
         self._edits.apply(logits, slots, last_tokens)
+        is_lost = logits.amax(dim=-1) == -torch.inf if finds_lost else None
         token_ids = self._pick(logits, slots)
         self._edits.note(slots, token_ids)
-        return SampledTokens(token_ids, num_nans, self._logprobs.finish(pending, token_ids))
+        logprobs = self._logprobs.finish(pending, token_ids)
+        return SampledTokens(token_ids, num_nans, logprobs, is_lost)
 
     def _set_up(self, row: NewRow) -> None:
         self._drop(row.slot)

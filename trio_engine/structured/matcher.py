@@ -83,7 +83,7 @@ class Matcher:
         if token_id in self._end_token_ids and self._may_end_with(token_id):
             self.is_over = True
         elif not self._library.consume_token(token_id):
-            self._fail(f"the grammar does not allow token {token_id}, which was all that is left")
+            self._fail(f"the grammar does not allow token {token_id}, which was sampled")
         elif not self._end_token_ids and self._library.is_accepting():
             self._end_if_complete()
 
@@ -126,7 +126,7 @@ class Matcher:
 
 def explain(error: str) -> str:
     """An error of the library as a client should read it."""
-    text = error.replace("<non-verbose/>", "").strip()
+    text = error.partition("<backtrace>")[0].replace("<non-verbose/>", "").strip()
     if text.startswith("NoExtension"):
         return "the grammar cannot be fulfilled: no token may follow"
     return brief(text)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trio_engine.structured.matcher import WORD_BITS, num_mask_words
+from trio_engine.structured.matcher import num_mask_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from trio_engine.core.plan import NewRow, RowMatcher, StepPlan
+
+
+NOTHING_LEFT = "other options leave none of the tokens that may follow"
 
 
 class GrammarRows:
@@ -31,7 +34,7 @@ class GrammarRows:
         self._matchers: dict[int, RowMatcher] = {}
 
     def apply(self, plan: StepPlan) -> None:
-        """Applies a plan's changes of rows. Only after the samples of plans before it."""
+        """Applies a plan's changes of rows."""
         if plan.reset:
             self._matchers.clear()
         if self._matchers:
@@ -67,7 +70,10 @@ class GrammarRows:
 
 
 def accept_tokens(
-    matchers: Mapping[int, RowMatcher], slots: Sequence[int], token_ids: Sequence[int]
+    matchers: Mapping[int, RowMatcher],
+    slots: Sequence[int],
+    token_ids: Sequence[int],
+    is_lost: Sequence[bool] | None = None,
 ) -> dict[int, str | None] | None:
     """Takes the tokens that a step's rows sampled.
 
@@ -75,12 +81,16 @@ def accept_tokens(
         matchers: by the row's place in the step, as they were when it sampled.
         slots: of the step's rows.
         token_ids: aligned with ``slots``.
+        is_lost: the rows of which other options left no token that may follow.
 
     Returns:
         For ``StepResult.grammar_ends``.
     """
     ends: dict[int, str | None] = {}
     for place, matcher in matchers.items():
+        if is_lost is not None and is_lost[place] and not matcher.is_over:
+            ends[slots[place]] = NOTHING_LEFT
+            continue
         matcher.accept(token_ids[place])
         if matcher.is_over:
             ends[slots[place]] = matcher.failure

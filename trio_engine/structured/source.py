@@ -31,28 +31,21 @@ def grammar_source(params: StructuredOutputsParams, vocabulary: Vocabulary, max_
     Args:
         params: of which one kind is set.
         vocabulary: its special tokens may be what a structural tag begins with.
-        max_bytes: of the source; the library's time and memory grow with it, at worst by its
-            square and more.
+        max_bytes: of the source; what it costs to use a grammar may grow with it.
 
     Raises:
-        RequestError: it cannot be translated or is too large; names the field. What the library
-            makes of the rest is seen only when it is compiled.
+        RequestError: it cannot be translated, or is too large. What the library makes of it is
+            seen only when it is compiled.
     """
-    kind = params.kind
     try:
-        source = _TRANSLATORS[kind](params, vocabulary) + OPTIONS
+        source = _TRANSLATORS[params.kind](params, vocabulary) + OPTIONS
         num_bytes = len(source.encode())
-    except RequestError as error:
-        raise RequestError(f"structured_outputs.{kind}: {error}") from None
     except UnicodeEncodeError as error:
-        raise RequestError(f"structured_outputs.{kind}: it is no Unicode: {error}") from None
+        raise RequestError(f"it is no Unicode: {error}") from None
     except RecursionError:
-        raise RequestError(f"structured_outputs.{kind}: it nests too deeply") from None
+        raise RequestError("it nests too deeply") from None
     if num_bytes > max_bytes:
-        raise RequestError(
-            f"structured_outputs.{kind}: a grammar of {num_bytes} bytes, at most {max_bytes} are"
-            " served"
-        )
+        raise RequestError(f"it has {num_bytes} bytes, at most {max_bytes} are served")
     return source
 
 

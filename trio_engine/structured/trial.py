@@ -20,6 +20,7 @@ import numpy as np
 
 from trio_engine.errors import EngineError, RequestError
 from trio_engine.structured.compiler import GrammarCompiler
+from trio_engine.structured.lark import OPTIONS
 from trio_engine.structured.matcher import num_mask_words
 from trio_engine.structured.vocabulary import Vocabulary
 
@@ -53,6 +54,8 @@ def try_grammar(compiler: GrammarCompiler, vocab_size: int, source: str) -> str:
 def main() -> None:
     """Answers the vocabulary and then each source by a message: empty, or why not."""
     _halve_stack()
+    # An end that is foreseen leaves no file behind.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     jobs: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_serve, args=(jobs, sys.stdout.buffer), daemon=True).start()
     while (message := _read(sys.stdin.buffer)) is not None:
@@ -62,18 +65,20 @@ def main() -> None:
 
 
 def _serve(jobs: queue.SimpleQueue[bytes], answers: BinaryIO) -> None:
-    vocabulary = msgspec.msgpack.decode(jobs.get(), type=Vocabulary)
     try:
+        vocabulary = msgspec.msgpack.decode(jobs.get(), type=Vocabulary)
+        vocab_size = len(vocabulary.tokens)
         compiler = GrammarCompiler(vocabulary)
+        # Once without a limit: what this thread and the library always hold is no grammar's.
+        _answer(answers, try_grammar(compiler, vocab_size, f'start: "a"\n{OPTIONS}'))
+        while True:
+            source = jobs.get().decode()
+            _limit_memory()
+            _answer(answers, try_grammar(compiler, vocab_size, source))
     except EngineError as error:
         _answer(answers, str(error))
-        return
-    vocab_size = len(vocabulary.tokens)
-    # Once before the limit stands: what the thread and the library hold anyway is not a grammar's.
-    _answer(answers, try_grammar(compiler, vocab_size, 'start: "a"'))
-    _limit_memory()
-    while True:
-        _answer(answers, try_grammar(compiler, vocab_size, jobs.get().decode()))
+    finally:
+        os._exit(1)
 
 
 def _read(stream: BinaryIO) -> bytes | None:
@@ -96,16 +101,17 @@ def _halve_stack() -> None:
 
 
 def _limit_memory() -> None:
-    """Beyond it an allocation fails, which Python turns into an error and the library into an end.
+    """Beyond the limit Python raises an error, and the library ends the process.
 
     Only Linux counts what is allocated; elsewhere time is the only limit.
     """
-    if not sys.platform.startswith("linux"):
+    if sys.platform != "linux":
         return
     with open("/proc/self/status") as file:
         lines = dict(line.split(":", 1) for line in file)
-    limit = (int(lines["VmData"].split()[0]) << 10) + MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    used_bytes = int(lines["VmData"].split()[0]) << 10
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (used_bytes + MEMORY_BYTES, hard))
 
 
 if __name__ == "__main__":

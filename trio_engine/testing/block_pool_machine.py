@@ -112,7 +112,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
             self.references[block_id] += 1
         return block_ids
 
-    @precondition(lambda self: self.hashes)
+    # Without a precondition, as the first rule by name: see ``promise_machine``.
     @rule()
     def forget_all(self) -> None:
         """Nothing can be found any more, and holders hold on."""

@@ -16,9 +16,13 @@ from trio_engine.errors import RequestStepError
 from trio_engine.outputs import EngineCoreOutput, FinishReason
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from trio_engine.core.engine_core import EngineCore
-    from trio_engine.core.plan import StepPlan
+    from trio_engine.core.plan import RowGrammar, StepPlan
+    from trio_engine.core.request import Request
     from trio_engine.executor.base import Executor
+    from trio_engine.sampling_params import StructuredOutputsParams
 
 
 class RequestLog(msgspec.Struct):
@@ -42,6 +46,7 @@ class CoreDriver:
         core: with outboxes for the clients to listen for.
         executor: loaded.
         pipeline_depth: plans in flight.
+        compile_grammar: makes a request's grammar, or says why it cannot.
 
     Attributes:
         logs: by (client_index, request_id), the latest life of each id. An output for an id
@@ -49,12 +54,21 @@ class CoreDriver:
         finished_ids: by client, ids heard as finished.
     """
 
-    def __init__(self, core: EngineCore, executor: Executor, *, pipeline_depth: int = 2) -> None:
+    def __init__(
+        self,
+        core: EngineCore,
+        executor: Executor,
+        *,
+        pipeline_depth: int = 2,
+        compile_grammar: Callable[[StructuredOutputsParams], RowGrammar | str] | None = None,
+    ) -> None:
         self.core = core
         self.executor = executor
         self.pipeline_depth = pipeline_depth
         self.logs: dict[tuple[int, str], RequestLog] = {}
         self.finished_ids: list[set[str]] = [set() for _ in core.outboxes]
+        self._compile = compile_grammar
+        self._uncompiled: deque[Request] = deque()
         self._submitted: deque[StepPlan] = deque()
         self._launched: deque[StepPlan] = deque()
 
@@ -79,6 +93,20 @@ class CoreDriver:
         log = RequestLog()
         self.logs[(client_index, request_id)] = log
         return log
+
+    def compile_grammar(self) -> bool:
+        """Hands in the grammar that was first asked for; False if none is."""
+        new, _ = self.core.pending_grammars.take_news()
+        self._uncompiled += new
+        if not self._uncompiled:
+            return False
+        request = self._uncompiled.popleft()
+        params = request.sampling_params.structured_outputs
+        assert params is not None
+        assert self._compile is not None, "no way to compile was given"
+        # Also for a request that has ended since: what comes too late must mean nothing.
+        self.core.put_grammar(request, self._compile(params))
+        return True
 
     def schedule(self) -> bool:
         """Plans a step; False if nothing could run."""
@@ -127,6 +155,8 @@ class CoreDriver:
         """
         last_plan = self.core.statistics().num_steps + max_steps
         while True:
+            while self.compile_grammar():
+                pass
             while self.can_schedule and self.schedule():
                 pass
             if self.can_launch:

@@ -152,11 +152,12 @@ class EngineCoreMachine(PromiseMachine):
         """Hands a plan to the executor."""
         self._excusing(self.driver.launch)
 
-    @precondition(lambda self: self.driver.can_collect)
+    # Without a precondition, as the first rule by name: see ``promise_machine``.
     @rule()
     def collect(self) -> None:
         """Settles the oldest plan, however much has happened since its launch."""
-        self._excusing(self.driver.collect)
+        if self.driver.can_collect:
+            self._excusing(self.driver.collect)
 
     @precondition(lambda self: self.core.has_requests)
     @rule(num_steps=st.integers(1, 8))
@@ -205,9 +206,19 @@ class EngineCoreMachine(PromiseMachine):
     @precondition(lambda self: self.core.has_running_blocks and not self.core.num_plans_in_flight)
     @rule()
     def preempt_all(self) -> None:
-        """As a cache reset does it, between two steps."""
+        """As a sleep does it, between two steps."""
         self.core.preempt_all()
         assert self.core.statistics().num_free_blocks == self.core.statistics().num_blocks
+
+    @precondition(lambda self: self.has_cached_blocks and not self.core.num_plans_in_flight)
+    @rule(reset_running=st.booleans())
+    def reset_prefix_cache(self, reset_running: bool) -> None:
+        """Between two steps; blocks that are held stop it, unless they are taken."""
+        has_blocks = self.core.has_running_blocks
+        assert self.core.reset_prefix_cache(reset_running=reset_running) is (
+            reset_running or not has_blocks
+        )
+        assert self.has_cached_blocks is (has_blocks and not reset_running)
 
     @precondition(lambda self: self.core.has_requests)
     @rule()
@@ -247,6 +258,11 @@ class EngineCoreMachine(PromiseMachine):
         self.driver = CoreDriver(core, self.executor, pipeline_depth=depth)
         self.promises = Promises(self.run_alone)
         self.pause_mode = None
+
+    @property
+    def has_cached_blocks(self) -> bool:
+        """Whether a request could find anything."""
+        return self.core.statistics().num_cached_blocks > 0
 
     @property
     def num_live(self) -> int:

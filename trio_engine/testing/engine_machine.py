@@ -38,9 +38,8 @@ if TYPE_CHECKING:
 
     from trio_engine.core.engine_core import EngineCore
 
-OUTBOX_LIMIT_BYTES = 2500
-"""More than one turn adds for the three requests of a client, which so is full only if it does not
-read."""
+OUTBOX_LIMIT_BYTES = 5000
+"""More than one turn adds for the three requests of a client: only who does not read is over it."""
 
 LIMITS = st.fixed_dictionaries(
     {"shutdown_timeout_s": st.sampled_from([30.0, 0.0]), "num_blocks": st.integers(5, 8)},
@@ -252,11 +251,16 @@ class EngineMachine(PromiseMachine):
         self.do(_nothing)
         if self.has_ended:
             self._has_missed |= {c.index for c in self.clients if not c.is_reading}
+        elif self._is_stopping and seconds > self.config.shutdown_timeout_s:
+            are_reading = all(client.is_reading for client in self.clients)
+            assert not are_reading, "the drain outlives its deadline"
 
-    @precondition(lambda self: self.is_busy)
+    # Without a precondition, as the first rule by name: see ``promise_machine``.
     @rule()
     def ask_to_stop(self) -> None:
         """As SIGTERM does: at first a drain, then an end."""
+        if not self.is_busy:
+            return
         excuse_aborts(self.promises.open_lives())
         self._is_stopping = True
         self.do(partial(self.engine.proc.shutdown.request, "asked to"))
@@ -351,7 +355,7 @@ class EngineMachine(PromiseMachine):
 
     def _end(self) -> None:
         self.finish()
-        self.ask_to_stop()
+        self.do(partial(self.engine.proc.shutdown.request, "asked to"))
         assert self.has_ended, "an engine without requests does not stop"
 
     async def _main(self) -> None:

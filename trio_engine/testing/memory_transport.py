@@ -165,10 +165,6 @@ class MemoryNetwork:
         """A socket of any kind."""
         return MemorySocket(self)
 
-    def monitor(self) -> NobodyLeaves:
-        """Peers here stay until the end."""
-        return NobodyLeaves()
-
     def drop_linger(self) -> None:
         """Nothing lingers here."""
 

@@ -1,6 +1,11 @@
 """What the machines of a core and of a whole engine have in common: books, oracle, invariants.
 
 Public kit, pure but for the executor; needs hypothesis.
+
+Rules have preconditions, or most steps would have nothing to do. But Hypothesis shrinks towards the
+first rule, in the order of their names among those without arguments; a step whose first choice is
+refused takes more choices than the shrinker removes in one go, so that it could not be dropped any
+more. Hence the first rule of each machine can always be chosen.
 """
 
 from __future__ import annotations
@@ -109,11 +114,17 @@ class PromiseMachine(RuleBasedStateMachine):
     def tokens_equal_a_solo_run(self) -> None:
         """Whatever happens beside a request."""
         self.promises.check_tokens_equal_a_solo_run()
+        self.promises.check_logprobs_equal_a_solo_run()
 
     @invariant()
     def limits_are_kept(self) -> None:
         """No token more than was asked for."""
         self.promises.check_limits_are_kept()
+
+    @invariant()
+    def what_was_cached_was_there(self) -> None:
+        """No prefix is shared between salts, and none is found that nobody had."""
+        self.promises.check_what_was_cached_was_there()
 
     @invariant()
     def every_end_has_a_cause(self) -> None:

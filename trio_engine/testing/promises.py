@@ -127,6 +127,18 @@ class Promises:
                 assert heard.finish_reason is solo.finish_reason, life.request
                 assert life.stop_reason == solo.outputs[-1].stop_reason, life.request
 
+    def check_logprobs_equal_a_solo_run(self) -> None:
+        """A row with each token and those of the prompt with the first, for those who asked."""
+        for life in self.lives:
+            params, heard = life.request.sampling_params, life.log
+            assert params is not None
+            rows, prompts = _logprobs_of(heard)
+            solo_rows, solo_prompts = _logprobs_of(life.solo)
+            num_rows = 0 if params.num_logprobs is None else len(heard.token_ids)
+            assert rows == solo_rows[:num_rows], life.request
+            has_prompts = params.prompt_logprobs is not None and heard.token_ids
+            assert prompts == (solo_prompts if has_prompts else []), life.request
+
     def check_limits_are_kept(self) -> None:
         """Said apart from the oracle, which might break the same limit."""
         for life in self.lives:
@@ -135,6 +147,17 @@ class Promises:
             assert params.max_tokens is None or num_tokens <= params.max_tokens, life.request
             if life.log.finish_reason is FinishReason.STOP:
                 assert num_tokens >= params.min_tokens, life.request
+
+    def check_what_was_cached_was_there(self) -> None:
+        """Some request with the same salt and adapter begins with it; never the last token."""
+        for life in self.lives:
+            stats = next((out.prefill_stats for out in life.log.outputs if out.prefill_stats), None)
+            if stats is not None and stats.num_cached_tokens:
+                prompt = life.request.prompt_token_ids or []
+                assert stats.num_cached_tokens < len(prompt), life.request
+                cached = prompt[: stats.num_cached_tokens]
+                others = [other for other in self.lives if _may_share(life, other)]
+                assert any(_begins_with(other, cached) for other in others), life.request
 
     def check_every_end_has_a_cause(self) -> None:
         """ABORT and ERROR come only to those who were told to expect it."""
@@ -186,6 +209,33 @@ def excuse_failures(lives: Iterable[Life]) -> None:
     """The engine may not be able to serve these to their end."""
     for life in lives:
         life.may_fail = True
+
+
+def _may_share(life: Life, other: Life) -> bool:
+    first, second = life.request, other.request
+    same_source = (first.cache_salt, first.lora_request) == (second.cache_salt, second.lora_request)
+    return life is not other and same_source
+
+
+def _begins_with(life: Life, token_ids: list[int]) -> bool:
+    """Whether it may have had these tokens: what it got before an abort nobody heard."""
+    text = [*(life.request.prompt_token_ids or []), *life.solo.token_ids]
+    return text[: len(token_ids)] == token_ids
+
+
+def _logprobs_of(log: RequestLog) -> tuple[list[list[int]], list[object]]:
+    """Rows of ids; and what came of the prompt, each with how many tokens came before it."""
+    rows: list[list[int]] = []
+    prompts: list[object] = []
+    num_tokens = 0
+    for output in log.outputs:
+        new_rows = [] if output.new_logprobs is None else output.new_logprobs.logprob_token_ids
+        assert len(new_rows) in (0, len(output.new_token_ids)), output
+        rows += [row.tolist() for row in new_rows]
+        if output.new_prompt_logprobs_tensors is not None:
+            prompts.append((num_tokens, output.new_prompt_logprobs_tensors))
+        num_tokens += len(output.new_token_ids)
+    return rows, prompts
 
 
 def _is_own_end(reason: FinishReason | None) -> bool:

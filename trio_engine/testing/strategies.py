@@ -49,6 +49,8 @@ def served_options(
             "stop_token_ids": st.lists(token_ids, min_size=1, max_size=8),
             "eos_token_id": token_ids,
             "min_tokens": st.integers(1, 4),
+            "logprobs": st.integers(0, 3),
+            "prompt_logprobs": st.integers(0, 2),
             "repetition_detection": st.builds(
                 RepetitionDetectionParams,
                 max_pattern_size=st.integers(1, 3),
@@ -96,7 +98,7 @@ def sampling_params(vocab_size: int = VOCAB_SIZE) -> st.SearchStrategy[SamplingP
         },
     )
     return st.tuples(served_options(vocab_size), more).map(
-        lambda pair: SamplingParams(**pair[0], **pair[1])
+        lambda pair: SamplingParams(**(pair[0] | pair[1]))
     )
 
 

@@ -33,14 +33,15 @@ if TYPE_CHECKING:
 class WireFrontEnd:
     """The front end's end of the wire, for one engine and any number of clients.
 
-    As an async context manager it binds a private ``ipc://`` address for the handshake and, for
-    each client, one for its input and one for its output; leaving closes them without a word, as
+    As an async context manager it binds a private address for the handshake and, for each client,
+    one for its input and one for its output; leaving closes them without a word, as
     a process that dies does. Nothing is read but by the methods that say so.
 
     Args:
         num_clients: API servers that the engine is told of.
         engine: which engine is expected.
         receive_hwm: outputs that ZeroMQ takes in ahead of ``next_outputs``, 0 for no limit.
+        host: whose TCP ports to bind in place of ``ipc://`` sockets.
 
     Attributes:
         handshake_address: where the engine is to connect.
@@ -64,6 +65,7 @@ class WireFrontEnd:
         *,
         engine: ExpectedEngine | None = None,
         receive_hwm: int | None = None,
+        host: str | None = None,
     ) -> None:
         self.num_clients = num_clients
         self.ready_response: ReadyResponse | None = None
@@ -71,6 +73,7 @@ class WireFrontEnd:
         self._engine = engine or ExpectedEngine(0, local=True)
         self._identity = engine_identity(self._engine.index)
         self._receive_hwm = receive_hwm
+        self._host = host
         self._encoder = RequestEncoder()
         self._decoder = OutputsDecoder()
         self._call_ids = itertools.count(1)
@@ -85,20 +88,23 @@ class WireFrontEnd:
         directory = self._stack.enter_context(IpcDirectory())
         context = await self._stack.enter_async_context(open_context())
         self._handshake = context.socket(SocketKind.ROUTER)
-        self.handshake_address = self._handshake.bind(directory.address("handshake"))
+        self.handshake_address = self._handshake.bind(self._address(directory, "handshake"))
         self._addresses = EngineZmqAddresses(inputs=[], outputs=[])
         for index in range(self.num_clients):
             # A message to the engine outlives a sender that leaves at once.
             inbound = context.socket(SocketKind.ROUTER, linger_s=0.5)
             outbound = context.socket(SocketKind.PULL, receive_hwm=self._receive_hwm)
-            self._addresses.inputs.append(inbound.bind(directory.address(f"in{index}")))
-            self._addresses.outputs.append(outbound.bind(directory.address(f"out{index}")))
+            self._addresses.inputs.append(inbound.bind(self._address(directory, f"in{index}")))
+            self._addresses.outputs.append(outbound.bind(self._address(directory, f"out{index}")))
             self._inputs.append(inbound)
             self._outputs.append(outbound)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
+
+    def _address(self, directory: IpcDirectory, name: str) -> str:
+        return directory.address(name) if self._host is None else f"tcp://{self._host}:0"
 
     @property
     def addresses(self) -> EngineZmqAddresses:

@@ -11,24 +11,42 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
 
 from trio_engine.errors import RequestError
 from trio_engine.sampling_params import SamplingParams
+from trio_engine.tensors import TensorData
 from trio_engine.text.chat import ChatMessage, ChatTemplate
+from trio_engine.text.embeds_prompt import EmbedsPrompt
 from trio_engine.text.request_text import RequestText
 from trio_engine.text.settle import RequestLimits, settle_params
 
 if TYPE_CHECKING:
     from trio_engine.text.tokenizer import Tokenizer
 
-Prompt: TypeAlias = str | Sequence[int] | Sequence[ChatMessage]
-"""A text, token ids, or the messages of a chat."""
+Prompt: TypeAlias = str | Sequence[int] | Sequence[ChatMessage] | EmbedsPrompt
+"""A text, token ids, the messages of a chat, or embeddings."""
 
 DEFAULT_MAX_LOGPROBS = 20
 
 
 class PreparedPrompt(NamedTuple):
-    """A prompt and its options as they go to the engine."""
+    """A prompt and its options as they go to the engine.
 
-    prompt_token_ids: list[int]
+    Attributes:
+        prompt_token_ids: None if all of it is embeddings.
+        params: settled.
+        prompt_embeds: None for a prompt of tokens.
+        prompt_is_token_ids: where there are both, which counts.
+    """
+
+    prompt_token_ids: list[int] | None
     params: SamplingParams
+    prompt_embeds: TensorData | None = None
+    prompt_is_token_ids: list[bool] | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Positions of the prompt."""
+        if self.prompt_embeds is not None:
+            return self.prompt_embeds.shape[0]
+        return len(self.prompt_token_ids or ())
 
 
 class TextProcessor:
@@ -83,21 +101,27 @@ class TextProcessor:
             RequestError: it can never be served; names the field and its value.
             ModelError: the model's chat template does not compile or is unsafe.
         """
-        token_ids = self._token_ids_of(prompt, tools, template_variables)
-        limits = self.limits
-        if not token_ids:
+        if isinstance(prompt, EmbedsPrompt):
+            prepared = self._prepare_embeds(prompt, params)
+        else:
+            token_ids = self._token_ids_of(prompt, tools, template_variables)
+            prepared = PreparedPrompt(token_ids, params)
+        num_tokens, limits = prepared.num_prompt_tokens, self.limits
+        if not num_tokens:
             raise RequestError(f"prompt must not be empty, got {prompt!r:.100}")
-        if len(token_ids) >= limits.max_model_len:
+        if num_tokens >= limits.max_model_len:
             raise RequestError(
                 f"prompt must be shorter than max_model_len ({limits.max_model_len} tokens), "
-                f"got {len(token_ids)} tokens"
+                f"got {num_tokens} tokens"
             )
-        settled = settle_params(params, len(token_ids), self.tokenizer, limits)
-        return PreparedPrompt(token_ids, settled)
+        settled = settle_params(params, num_tokens, self.tokenizer, limits)
+        return prepared._replace(params=settled)
 
     def follow(self, prepared: PreparedPrompt) -> RequestText:
         """Starts reading the output of a prepared request."""
-        return RequestText(self.tokenizer, prepared.prompt_token_ids, prepared.params)
+        # What embeddings mean has no bytes, and ids among them are no text that goes on.
+        context = [] if prepared.prompt_embeds is not None else prepared.prompt_token_ids or []
+        return RequestText(self.tokenizer, context, prepared.params)
 
     def render_chat(
         self,
@@ -120,9 +144,18 @@ class TextProcessor:
         variables = {**tokenizer.special_tokens, **(template_variables or {}), "tools": tools}
         return self._chat_template.render(messages, **variables)
 
+    def _prepare_embeds(self, prompt: EmbedsPrompt, params: SamplingParams) -> PreparedPrompt:
+        if params.prompt_logprobs is not None:
+            raise RequestError(
+                f"prompt_logprobs must be None for embeddings, got {params.prompt_logprobs}"
+            )
+        embeds = prompt.to_tensor()
+        prompt.check(embeds.shape[0], self.limits)
+        return PreparedPrompt(prompt.token_ids, params, embeds, prompt.is_token_ids)
+
     def _token_ids_of(
         self,
-        prompt: Prompt,
+        prompt: str | Sequence[int] | Sequence[ChatMessage],
         tools: Sequence[Mapping[str, Any]] | None,
         template_variables: Mapping[str, Any] | None,
     ) -> list[int]:
@@ -147,5 +180,7 @@ class TextProcessor:
         return self.tokenizer
 
 
-def _is_chat(prompt: Prompt) -> TypeGuard[Sequence[ChatMessage]]:
+def _is_chat(
+    prompt: Sequence[int] | Sequence[ChatMessage],
+) -> TypeGuard[Sequence[ChatMessage]]:
     return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], Mapping)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from trio_engine.errors import RequestError
-from trio_engine.sampling_params import MAX_LOGPROB_TOKEN_IDS
+from trio_engine.sampling_params import MAX_LOGPROB_TOKEN_IDS, StructuredOutputsParams
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -73,6 +73,8 @@ def settle_params(
     _check_text_options(params, tokenizer)
     _check_logprobs(params, limits.max_logprobs)
     _check_num_logprob_token_ids(params)
+    if params.structured_outputs is not None:
+        _check_structured_outputs(params.structured_outputs)
     for field in ("allowed_token_ids", "logprob_token_ids", "logit_bias"):
         limits.check_token_ids(field, getattr(params, field) or ())
     if params.allowed_token_ids == []:
@@ -93,6 +95,27 @@ def _check_text_options(params: SamplingParams, tokenizer: Tokenizer | None) -> 
         raise RequestError(
             f"bad_words must be empty because there is no tokenizer, got {params.bad_words!r}"
         )
+
+
+def _check_structured_outputs(structured: StructuredOutputsParams) -> None:
+    """What can be seen without the library: that it can be sent, and is JSON where it must be."""
+    try:
+        msgspec.convert(msgspec.to_builtins(structured), StructuredOutputsParams)
+    except (TypeError, msgspec.ValidationError, RecursionError) as error:
+        raise RequestError(f"structured_outputs cannot be sent: {error}") from None
+    for field in ("json", "structural_tag"):
+        value = getattr(structured, field)
+        if isinstance(value, str):
+            _check_json_object(f"structured_outputs.{field}", value)
+
+
+def _check_json_object(field: str, text: str) -> None:
+    try:
+        value = msgspec.json.decode(text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{field} must be JSON, got {text!r:.100}: {error}") from None
+    if not isinstance(value, dict):
+        raise RequestError(f"{field} must be a JSON object, got {text!r:.100}")
 
 
 def _check_logprobs(params: SamplingParams, max_logprobs: int) -> None:

@@ -11,12 +11,13 @@ from trio_engine.core.plan import ExecutorProperties, StepPlan, StepResult
 from trio_engine.core.request import Request
 from trio_engine.executor.kv_checking import KVCheckingExecutor
 from trio_engine.requests import EngineCoreRequest
-from trio_engine.sampling_params import SamplingParams
+from trio_engine.sampling_params import SamplingParams, StructuredOutputsParams
 from trio_engine.testing.core_driver import CoreDriver, RequestLog
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from trio_engine.core.plan import RowGrammar
     from trio_engine.outputs import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs
 
 VOCAB_SIZE = 512
@@ -129,7 +130,12 @@ def event_types(output: EngineCoreOutput) -> list[EngineCoreEventType]:
 
 
 def make_driver(
-    *, launches_ahead: bool = False, num_clients: int = 1, pipeline_depth: int = 2, **config: Any
+    *,
+    launches_ahead: bool = False,
+    num_clients: int = 1,
+    pipeline_depth: int = 2,
+    compile_grammar: Callable[[StructuredOutputsParams], RowGrammar | str] | None = None,
+    **config: Any,
 ) -> CoreDriver:
     """A core with the executor that checks every block and token, driven move by move."""
     options: dict[str, Any] = {"max_model_len": MAX_MODEL_LEN, "block_size": 1, "num_blocks": 64}
@@ -144,7 +150,9 @@ def make_driver(
         num_clients=num_clients,
         clock=lambda: float(next(ticks)),
     )
-    return CoreDriver(core, executor, pipeline_depth=pipeline_depth)
+    return CoreDriver(
+        core, executor, pipeline_depth=pipeline_depth, compile_grammar=compile_grammar
+    )
 
 
 def add(driver: CoreDriver, source: EngineCoreRequest) -> RequestLog:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,19 +15,18 @@ from trio_engine.core.admission import (
 )
 from trio_engine.errors import RequestError
 from trio_engine.requests import EngineCoreRequest, LoRARequest
-from trio_engine.sampling_params import SamplingParams, StructuredOutputsParams
-from trio_engine.tensors import TensorData
+from trio_engine.sampling_params import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from trio_engine.sampling_params import SamplingParams
 
 REQUEST_FIELDS: dict[str, Any] = {
     "pooling_params": [],
     "mm_features": [{"modality": "image"}],
     "resumable": True,
     "lora_request": LoRARequest("a", 1),
-    "prompt_embeds": TensorData("float32", (0, 4), b""),
-    "prompt_is_token_ids": [True],
 }
 SAMPLING_FIELDS: dict[str, Any] = {
-    "structured_outputs": StructuredOutputsParams(regex="a"),
     "thinking_token_budget": 5,
 }
 
@@ -201,3 +200,18 @@ def test_options_that_together_allow_no_token_are_refused(options: dict[str, Any
         "bad_words and min_tokens leave nothing of allowed_token_ids"
     )
     check(make_source(allowed_token_ids=[5, 6, 7], **options))
+
+
+def test_a_grammar_after_reasoning_is_refused() -> None:
+    structured = StructuredOutputsParams(regex="a")
+    request = make_source(structured_outputs=structured, source_fields={"reasoning_ended": False})
+    assert refusal(request) == "structured_outputs after reasoning is not supported by this engine"
+    for ended in (True, None):
+        check(make_source(structured_outputs=structured, source_fields={"reasoning_ended": ended}))
+    check(make_source(source_fields={"reasoning_ended": False}))
+
+
+def test_an_arrival_time_that_is_no_number_is_refused() -> None:
+    assert refusal(make_source(source_fields={"arrival_time": float("nan")})) == (
+        "arrival_time is nan"
+    )

@@ -198,6 +198,7 @@ def test_nil_max_tokens_generates_up_to_max_model_len() -> None:
 # More than the pool holds
 
 
+@pytest.mark.known_fault(kind="request-that-never-fits")
 def test_a_prompt_that_the_pool_cannot_hold_ends_at_once_and_holds_up_nobody() -> None:
     driver = make_driver(num_blocks=8, block_size=4)
     too_long = add(driver, make_source("a", 40))
@@ -207,6 +208,7 @@ def test_a_prompt_that_the_pool_cannot_hold_ends_at_once_and_holds_up_nobody() -
     assert (len(behind.token_ids), behind.finish_reason) == (3, FinishReason.LENGTH)
 
 
+@pytest.mark.known_fault(kind="request-that-never-fits")
 def test_a_request_that_outgrows_the_pool_alone_ends_with_length_and_is_never_preempted() -> None:
     driver = make_driver(num_blocks=8, block_size=4)
     source = make_source("a", 20, max_tokens=40)
@@ -218,6 +220,7 @@ def test_a_request_that_outgrows_the_pool_alone_ends_with_length_and_is_never_pr
     assert driver.core.statistics().num_preemptions == 0
 
 
+@pytest.mark.known_fault(kind="request-that-never-fits")
 def test_the_longest_prompt_that_the_pool_holds_gets_its_token() -> None:
     driver = make_driver(num_blocks=8, block_size=4)
     log = add(driver, make_source("a", 32, max_tokens=40))
@@ -294,6 +297,7 @@ def test_an_abort_names_many_ids_at_once() -> None:
     assert [row.request_id for row in plan_step(core).new_rows] == ["b"]
 
 
+@pytest.mark.known_fault(kind="late-abort")
 def test_add_abort_add_under_one_id_in_one_burst_serves_the_second() -> None:
     core = make_core()
     core.add(make_source("x", [1], max_tokens=1))

@@ -82,6 +82,7 @@ def test_tokens_of_an_aborted_request_go_nowhere_with_two_plans_in_flight() -> N
     assert message.finished_requests == {"x"}
 
 
+@pytest.mark.known_fault(kind="late-abort")
 def test_a_late_token_does_not_reach_the_next_request_under_its_id() -> None:
     """Abort in flight, then the same id again, started while the old row is still computed."""
     core = make_core()

@@ -31,7 +31,7 @@ def processor(smollm2: Tokenizer) -> TextProcessor:
 
 
 def token_ids(processor: TextProcessor, prompt: Any, **options: Any) -> list[int]:
-    return processor.prepare(prompt, SamplingParams(), **options).prompt_token_ids
+    return processor.prepare(prompt, SamplingParams(), **options).prompt_token_ids or []
 
 
 def with_template(metadata: dict[str, Any], template: str | None) -> TextProcessor:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
 from trio_engine.errors import RequestError
-from trio_engine.sampling_params import SamplingParams
+from trio_engine.sampling_params import SamplingParams, StructuredOutputsParams
 from trio_engine.text.gguf_tokenizer import build_gguf_tokenizer
 from trio_engine.text.settle import RequestLimits, settle_params
 
@@ -140,3 +141,48 @@ def test_limits_can_be_lifted() -> None:
     assert settle(None, limits=limits, logprobs=-1, allowed_token_ids=[10**6]).logprobs == -1
     with pytest.raises(RequestError, match="0 or more, got -5"):
         settle(None, limits=limits, allowed_token_ids=[-5])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"json": {"type": "object"}},
+        {"json": "{}"},
+        {"json_object": True},
+        {"regex": "(not looked at"},
+        {"choice": ["a"]},
+        {"structural_tag": '{"structures": [], "triggers": []}'},
+    ],
+)
+def test_structured_outputs_go_as_they_are(tokenizer: Tokenizer, fields: dict[str, Any]) -> None:
+    structured = StructuredOutputsParams(**fields)
+    assert settle(tokenizer, structured_outputs=structured).structured_outputs == structured
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"json": "{"}, "structured_outputs.json must be JSON, got '{'"),
+        ({"json": "[1]"}, "structured_outputs.json must be a JSON object, got '[1]'"),
+        ({"json": "\ud800"}, "structured_outputs.json must be JSON"),
+        ({"structural_tag": "x"}, "structured_outputs.structural_tag must be JSON, got 'x'"),
+        ({"json": [1]}, "structured_outputs cannot be sent: Expected `str | object"),
+        ({"json": {"a": object()}}, "structured_outputs cannot be sent: "),
+        ({"json": nested(100_000)}, "structured_outputs cannot be sent: "),
+        ({"choice": "abc"}, "structured_outputs cannot be sent: Expected `array"),
+        ({"choice": [1]}, "structured_outputs cannot be sent: Expected `str`, got `int`"),
+        ({"regex": 5}, "structured_outputs cannot be sent: Expected `str"),
+    ],
+)
+def test_structured_outputs_that_no_engine_could_take_are_refused(
+    fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RequestError, match=re.escape(message)):
+        settle(None, structured_outputs=StructuredOutputsParams(**fields))

@@ -1,0 +1,49 @@
+"""Time in which others had the CPUs does not count towards a limit, and all other time does."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from tests.fair_time import cpu_delay_s, wait_within
+
+if TYPE_CHECKING:
+    from trio.testing import MockClock
+
+
+async def test_what_comes_in_time_is_returned(autojump_clock: MockClock) -> None:
+    async def wait() -> str:
+        await trio.sleep(0.9)
+        return "it"
+
+    assert await wait_within(1.0, wait) == "it"
+
+
+async def test_what_does_not_come_is_too_slow(autojump_clock: MockClock) -> None:
+    with pytest.raises(trio.TooSlowError):
+        await wait_within(1.0, trio.sleep_forever)
+    assert 1.0 <= trio.current_time() < 2.0
+
+
+async def test_there_is_more_time_for_a_process_that_was_kept_from_its_cpu(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delays_s = iter([5.0, 6.5, 6.5])
+    monkeypatch.setattr("tests.fair_time.cpu_delay_s", lambda *_: next(delays_s))
+    with pytest.raises(trio.TooSlowError):
+        await wait_within(1.0, trio.sleep_forever)
+    assert trio.current_time() == 2.5
+
+
+def test_a_sleeping_process_is_not_kept_from_its_cpu() -> None:
+    before_s = cpu_delay_s(os.getpid())
+    time.sleep(0.05)
+    assert 0 <= cpu_delay_s(os.getpid()) - before_s < 0.05
+
+
+def test_a_process_that_is_gone_is_kept_from_nothing() -> None:
+    assert cpu_delay_s(2**22 + 1) == 0
