@@ -229,9 +229,10 @@ def _logprobs_of(log: RequestLog) -> tuple[list[list[int]], list[object]]:
     prompts: list[object] = []
     num_tokens = 0
     for output in log.outputs:
-        new_rows = [] if output.new_logprobs is None else output.new_logprobs.logprob_token_ids
-        assert len(new_rows) in (0, len(output.new_token_ids)), output
-        rows += [row.tolist() for row in new_rows]
+        if output.new_logprobs is not None:
+            new_rows: list[list[int]] = output.new_logprobs.logprob_token_ids.tolist()
+            assert len(new_rows) == len(output.new_token_ids), output
+            rows += new_rows
         if output.new_prompt_logprobs_tensors is not None:
             prompts.append((num_tokens, output.new_prompt_logprobs_tensors))
         num_tokens += len(output.new_token_ids)
