@@ -63,20 +63,20 @@ class Fault(NamedTuple):
     moment: Moment
     means: Means
     promise: Promise
-    is_slow: bool = True
+    is_soak: bool = True
 
 
 M, By, P = Moment, Means, Promise
 
-# Not slow: one row for each side and promise that others do not include.
+# In every run: one row for each side and promise that others do not include.
 MATRIX: list[Fault] = [
     Fault(Side.ENGINE, M.BEFORE_HELLO, By.CLOSE, P.START_FAILS),
     Fault(Side.ENGINE, M.BEFORE_HELLO, By.KILL, P.START_FAILS),
     Fault(Side.ENGINE, M.BEFORE_HELLO, By.STOP, P.START_FAILS),
     Fault(Side.ENGINE, M.BEFORE_HELLO, By.MALFORMED, P.START_FAILS),
-    Fault(Side.ENGINE, M.BEFORE_HELLO, By.SILENCE, P.START_FAILS, is_slow=False),
+    Fault(Side.ENGINE, M.BEFORE_HELLO, By.SILENCE, P.START_FAILS, is_soak=False),
     Fault(Side.ENGINE, M.BEFORE_READY, By.CLOSE, P.START_FAILS),
-    Fault(Side.ENGINE, M.BEFORE_READY, By.KILL, P.START_FAILS, is_slow=False),
+    Fault(Side.ENGINE, M.BEFORE_READY, By.KILL, P.START_FAILS, is_soak=False),
     Fault(Side.ENGINE, M.BEFORE_READY, By.STOP, P.START_FAILS),
     Fault(Side.ENGINE, M.BEFORE_READY, By.MALFORMED, P.START_FAILS),
     Fault(Side.ENGINE, M.BEFORE_READY, By.SILENCE, P.START_FAILS),
@@ -89,9 +89,9 @@ MATRIX: list[Fault] = [
     Fault(Side.ENGINE, M.IDLE, By.KILL, P.DEAD),
     Fault(Side.ENGINE, M.IDLE, By.MALFORMED, P.UNDISTURBED),
     Fault(Side.ENGINE, M.STREAMING, By.CLOSE, P.DEAD),
-    Fault(Side.ENGINE, M.STREAMING, By.KILL, P.DEAD, is_slow=False),
-    Fault(Side.ENGINE, M.STREAMING, By.STOP, P.WAITS, is_slow=False),
-    Fault(Side.ENGINE, M.STREAMING, By.MALFORMED, P.UNDISTURBED, is_slow=False),
+    Fault(Side.ENGINE, M.STREAMING, By.KILL, P.DEAD, is_soak=False),
+    Fault(Side.ENGINE, M.STREAMING, By.STOP, P.WAITS, is_soak=False),
+    Fault(Side.ENGINE, M.STREAMING, By.MALFORMED, P.UNDISTURBED, is_soak=False),
     Fault(Side.ENGINE, M.MID_STEP, By.CLOSE, P.DEAD),
     Fault(Side.ENGINE, M.MID_STEP, By.KILL, P.DEAD),
     Fault(Side.ENGINE, M.MID_STEP, By.STOP, P.WAITS),
@@ -106,13 +106,13 @@ MATRIX: list[Fault] = [
     Fault(Side.OWNER, M.BEFORE_HELLO, By.KILL, P.GONE),
     Fault(Side.OWNER, M.BEFORE_HELLO, By.STOP, P.GONE),
     Fault(Side.OWNER, M.LOADING, By.CLOSE, P.GONE),
-    Fault(Side.OWNER, M.LOADING, By.KILL, P.GONE, is_slow=False),
+    Fault(Side.OWNER, M.LOADING, By.KILL, P.GONE, is_soak=False),
     Fault(Side.OWNER, M.LOADING, By.STOP, P.GONE),
     Fault(Side.OWNER, M.IDLE, By.CLOSE, P.GONE),
     Fault(Side.OWNER, M.IDLE, By.KILL, P.GONE),
     Fault(Side.OWNER, M.IDLE, By.STOP, P.GONE),
     Fault(Side.OWNER, M.STREAMING, By.CLOSE, P.GONE),
-    Fault(Side.OWNER, M.STREAMING, By.KILL, P.GONE, is_slow=False),
+    Fault(Side.OWNER, M.STREAMING, By.KILL, P.GONE, is_soak=False),
     Fault(Side.OWNER, M.STREAMING, By.STOP, P.GONE),
     Fault(Side.OWNER, M.MID_STEP, By.CLOSE, P.GONE),
     Fault(Side.OWNER, M.MID_STEP, By.KILL, P.GONE),
@@ -127,8 +127,8 @@ MATRIX: list[Fault] = [
     Fault(Side.FRONT_END, M.IDLE, By.CLOSE, P.LIVES),
     Fault(Side.FRONT_END, M.IDLE, By.KILL, P.LIVES),
     Fault(Side.FRONT_END, M.STREAMING, By.CLOSE, P.LIVES),
-    Fault(Side.FRONT_END, M.STREAMING, By.KILL, P.LIVES, is_slow=False),
-    Fault(Side.FRONT_END, M.STREAMING, By.STOP, P.LIVES, is_slow=False),
+    Fault(Side.FRONT_END, M.STREAMING, By.KILL, P.LIVES, is_soak=False),
+    Fault(Side.FRONT_END, M.STREAMING, By.STOP, P.LIVES, is_soak=False),
     Fault(Side.FRONT_END, M.STREAMING, By.MALFORMED, P.LIVES),
     Fault(Side.FRONT_END, M.STREAMING, By.SILENCE, P.LIVES),
     Fault(Side.FRONT_END, M.MID_STEP, By.KILL, P.LIVES),

@@ -19,7 +19,7 @@ def faults(*sides: Side, promise: Promise | None = None) -> pytest.MarkDecorator
             pytest.param(
                 row,
                 id=f"{row.side.name}-{row.moment.name}-{row.means.name}".lower(),
-                marks=[pytest.mark.slow] if row.is_slow else [],
+                marks=[pytest.mark.soak] if row.is_soak else [],
             )
             for row in rows
         ],

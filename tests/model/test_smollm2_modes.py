@@ -18,8 +18,6 @@ from trio_engine.testing.core_driver import CoreDriver
 if TYPE_CHECKING:
     from trio_engine.core.statistics import EngineCoreStatistics
 
-pytestmark = pytest.mark.slow
-
 MAX_MODEL_LEN = 640
 # Barely more than the longest prompt and its answer: about a third of what all twenty need.
 SMALL_POOL_BLOCKS = 64
@@ -69,14 +67,25 @@ def run_mode(mode: Mode, prompts: list[list[int]]) -> tuple[list[list[int]], Eng
     return [log.token_ids for log in logs], core.statistics()
 
 
-def test_greedy_tokens_equal_those_of_transformers_in_every_mode() -> None:
-    """Twenty prompts in four modes; at most two of the eighty may part, at a tie."""
+@pytest.mark.parametrize(
+    "modes",
+    [
+        # One request after the other takes as long as the rest together.
+        pytest.param(
+            [name for name in MODES if name != "alone"], id="in batches", marks=pytest.mark.slow
+        ),
+        pytest.param(list(MODES), id="all", marks=pytest.mark.soak),
+    ],
+)
+def test_greedy_tokens_equal_those_of_transformers_in_every_mode(modes: list[str]) -> None:
+    """Twenty prompts in each mode; at most two of all may part, at a tie."""
     oracle = GreedyOracle()
     prompts = oracle.prompts()
     parted: dict[str, Comparison] = {}
     # The modes agree nearly everywhere, and a comparison costs as much as the answer did.
     compared: dict[tuple[int, tuple[int, ...]], Comparison] = {}
-    for name, mode in MODES.items():
+    for name in modes:
+        mode = MODES[name]
         outputs, statistics = run_mode(mode, prompts)
         assert (statistics.num_preemptions > 0) == (name == "preemption")
         for index, output in enumerate(outputs):
