@@ -23,6 +23,7 @@ from trio_engine.testing.core_driver import CoreDriver
 from trio_engine.testing.requests import make_core, make_request
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from trio_engine.model.decoder import Decoder
@@ -36,7 +37,8 @@ def save_adapter(folder: Path, family: str, *, seed: int = 5, **options: Any) ->
     """Writes a random adapter as PEFT does; returns the model with it merged in."""
     import peft
 
-    config = peft.LoraConfig(**{"r": 4, "lora_alpha": 8, "target_modules": EVERYTHING} | options)
+    values: dict[str, Any] = {"r": 4, "lora_alpha": 8, "target_modules": EVERYTHING} | options
+    config = peft.LoraConfig(**values)
     generator = torch.Generator().manual_seed(seed)
     with warnings.catch_warnings(), torch.no_grad(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")  # PEFT's use of what transformers calls deprecated
@@ -179,7 +181,7 @@ def test_a_missing_folder_and_a_damaged_file_are_named(tmp_path: Path) -> None:
         load(tmp_path / "adapter", decoder)
 
 
-def generate(folder: Path, asked: list[tuple[str, LoRARequest | None]], **options: Any) -> Any:
+def generate(folder: Path, asked: Sequence[tuple[str, LoRARequest | None]], **options: Any) -> Any:
     """Greedy tokens of requests that run together, by id."""
     config = EngineConfig(
         model=str(folder), device="cpu", dtype="float32", num_blocks=64, block_size=4, **options

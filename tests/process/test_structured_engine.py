@@ -154,8 +154,8 @@ def grandchildren(pid: int) -> set[int]:
 
 async def wait_trial(pid: int) -> int:
     """Waits until an engine has a process that tries a grammar."""
-    while not (found := grandchildren(pid)):
-        await trio.sleep(0.01)  # noqa: ASYNC110 - another process tells nobody of its children
+    while not (found := grandchildren(pid)):  # noqa: ASYNC110  # nobody is told of them
+        await trio.sleep(0.01)
     (trial,) = found
     return trial
 

@@ -41,8 +41,8 @@ async def abandon(threads: AbandonableThreads, blocker: Blocker) -> None:
 
 async def wait_returned(threads: AbandonableThreads) -> None:
     with trio.fail_after(TIMEOUT_S):
-        while threads.num_abandoned:
-            await trio.sleep(0.001)  # noqa: ASYNC110 - a thread's own end has no event
+        while threads.num_abandoned:  # noqa: ASYNC110  # a thread's own end has no event
+            await trio.sleep(0.001)
 
 
 async def test_results_and_errors_come_back() -> None:

@@ -209,9 +209,3 @@ def test_a_grammar_after_reasoning_is_refused() -> None:
     for ended in (True, None):
         check(make_source(structured_outputs=structured, source_fields={"reasoning_ended": ended}))
     check(make_source(source_fields={"reasoning_ended": False}))
-
-
-def test_an_arrival_time_that_is_no_number_is_refused() -> None:
-    assert refusal(make_source(source_fields={"arrival_time": float("nan")})) == (
-        "arrival_time is nan"
-    )

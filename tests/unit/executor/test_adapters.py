@@ -61,8 +61,8 @@ class Shelf:
         return self.adapters.do(command)
 
 
-def adapter(lora_id: int, path: str | None = None, **options: bool) -> LoRARequest:
-    return LoRARequest(f"a{lora_id}", lora_id, path or f"/{lora_id}", **options)
+def adapter(lora_id: int, path: str | None = None, *, load_inplace: bool = False) -> LoRARequest:
+    return LoRARequest(f"a{lora_id}", lora_id, path or f"/{lora_id}", load_inplace=load_inplace)
 
 
 def test_a_row_brings_its_adapter_once() -> None:
