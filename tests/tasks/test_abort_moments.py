@@ -262,7 +262,7 @@ async def run_schedule(dice: random.Random) -> None:
         await rig.run_to_the_end()
 
 
-@pytest.mark.parametrize("num_schedules", [100, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_schedules", [10, pytest.param(10_000, marks=pytest.mark.soak)])
 async def test_aborts_at_random_moments_of_random_schedules(num_schedules: int) -> None:
     for seed in range(num_schedules):
         await run_schedule(random.Random(seed))
