@@ -27,9 +27,11 @@ from tests.benchmarks.figures import Report, spread
 from tests.process.engine_programs import STEP_NEVER_RETURNS, engine_command, scripted_command
 from trio_engine.config import EngineConfig
 from trio_engine.engine.exit import ExitStatus
+from trio_engine.outputs import FinishReason
 
 if TYPE_CHECKING:
     from tests.process.engine_programs import EngineUnderTest
+    from trio_engine.testing.core_driver import RequestLog
     from trio_engine.testing.wire_front_end import WireFrontEnd
 
 IDLE_S = 0.5
@@ -40,6 +42,10 @@ GRACE_S = EngineConfig().exit_grace_s
 
 GIVE_UP_S = 30.0
 """An engine that is not gone by then will not go."""
+
+NUM_REQUESTS = 1024
+MAX_TOKENS = 1500
+"""Together more than any engine has done when its drain is over."""
 
 ARRIVAL_S = 5.0
 """What the engine has said is on its way through this process: seconds are plenty."""
@@ -74,18 +80,18 @@ class Case(NamedTuple):
 
 
 def null_cases() -> list[Case]:
-    """256 requests run and as many wait; with steps of no length the engine is never idle."""
+    """256 requests run and the others wait; with steps of no length the engine is never idle."""
     stuck = scripted_command(*NULL_ENGINE, executor=STEP_NEVER_RETURNS)
     stuck_s = GRACE_S
     return [
         Case("null, idle", null_command(), 0, 0, IDLE_S),
-        Case("null, under load", null_command(), 512, 32, LOADED_S),
-        Case("null, drain of 2 s", null_command(DRAINS), 512, 32, DRAINED_S),
-        Case("step never returns", stuck, 512, 32, LOADED_S + stuck_s, steps_return=False),
+        Case("null, under load", null_command(), NUM_REQUESTS, 32, LOADED_S),
+        Case("null, drain of 2 s", null_command(DRAINS), NUM_REQUESTS, 32, DRAINED_S),
+        Case("step never returns", stuck, NUM_REQUESTS, 32, LOADED_S + stuck_s, steps_return=False),
         Case(
             "step never returns, drain of 2 s",
             [*stuck, DRAINS],
-            512,
+            NUM_REQUESTS,
             32,
             DRAINED_S + stuck_s,
             steps_return=False,
@@ -117,16 +123,23 @@ async def measure(case: Case) -> float:
             tasks.cancel_scope.cancel()
         assert status == ExitStatus.STOPPED, engine.stderr
         with trio.fail_after(ARRIVAL_S):
-            for _, request_id in front_end.logs:
-                await front_end.finish(request_id)
+            logs = [await front_end.finish(request_id) for _, request_id in front_end.logs]
+        check_was_busy(logs)
     return elapsed_s
+
+
+def check_was_busy(logs: list[RequestLog]) -> None:
+    """An engine that had finished its work before it left was idle, whatever the case is called."""
+    reasons = {log.finish_reason for log in logs}
+    assert reasons <= {FinishReason.ABORT, FinishReason.LENGTH}, reasons
+    assert FinishReason.ABORT in reasons or not logs, "everything was done before the end"
 
 
 async def start_load(case: Case, front_end: WireFrontEnd, engine: EngineUnderTest) -> None:
     """Returns when the engine is busy."""
     prompt = list(range(100, 100 + case.prompt_tokens))
     for number in range(case.num_requests):
-        await front_end.add(f"request-{number}", prompt, max_tokens=1500, ignore_eos=True)
+        await front_end.add(f"request-{number}", prompt, max_tokens=MAX_TOKENS, ignore_eos=True)
     if not case.steps_return:
         await engine.wait_stderr("stepping")
     elif case.num_requests:
