@@ -33,10 +33,10 @@ def run(prompts: list[list[int]]) -> list[RequestLog]:
         model="smollm2",
         device="cpu",
         dtype="float32",
-        max_model_len=640,
+        max_model_len=256,
         max_num_seqs=len(prompts),
         max_num_batched_tokens=64,
-        num_blocks=42,
+        num_blocks=16,
     )
     executor = TorchExecutor(config)
     core = make_core(config, executor)
