@@ -11,7 +11,7 @@ from tests.mutants.run import HERE, WANTED_RULES, copy_with_fault, machine_for, 
 if TYPE_CHECKING:
     from pathlib import Path
 
-QUICK = ["block_freed_while_shared", "abort_from_another_client", "planning_stays_stopped"]
+QUICK = ["block_freed_while_shared", "abort_from_another_client"]
 
 
 @pytest.mark.parametrize("patch", patches([]), ids=lambda patch: patch.stem)

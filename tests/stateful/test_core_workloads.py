@@ -49,7 +49,7 @@ def test_tokens_equal_a_solo_run_with_the_prefix_cache_and_without() -> None:
 
 
 @pytest.mark.known_fault(kind="abort-during-a-step")
-@pytest.mark.slow
+@pytest.mark.soak
 def test_tokens_equal_a_solo_run_in_2000_workloads() -> None:
     for seed in range(2000):
         run_seed(seed).check_against_solo()

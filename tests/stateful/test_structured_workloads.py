@@ -142,6 +142,6 @@ def test_structured_rows_give_what_they_give_alone() -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_structured_rows_give_what_they_give_alone_in_1500_workloads() -> None:
     run_and_check(1500)

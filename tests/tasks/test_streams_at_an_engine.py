@@ -219,7 +219,7 @@ async def test_200_requests_cancelled_before_during_and_after_their_send_leave_n
         assert sorted(gate.aborted_ids) == sorted(gate.added_ids)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.known_fault(kind="half-sent-request")
 async def test_memory_is_flat_over_10_000_requests_that_are_cancelled_on_their_way() -> None:
     gate, dice = SendGate(), random.Random(8)
