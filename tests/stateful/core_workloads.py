@@ -398,7 +398,7 @@ def run_at_random(run: WorkloadRun, rng: random.Random) -> None:
         moves = [
             move
             for move, is_possible in (
-                (run.schedule, run.driver.can_schedule and not run.core.is_paused),
+                (run.schedule, run.driver.can_schedule and not run.core.pause_state.is_on),
                 (run.launch, run.driver.can_launch),
                 (run.collect, run.driver.can_collect),
             )

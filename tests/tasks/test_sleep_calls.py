@@ -250,7 +250,7 @@ async def test_a_resume_in_the_burst_of_a_pause_and_a_sleep_ends_both() -> None:
         await calls.rig.settle_all()
         results = sleep.results()
         assert [results[call_id] for call_id in pending] == [RESUMED, RESUMED]
-        assert not core.is_paused
+        assert not core.pause_state.is_on
         assert sleep.commands == []
 
 

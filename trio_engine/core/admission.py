@@ -6,7 +6,9 @@ Pure. A refused request has cost nothing: no block, no slot, no entry in a table
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
 
 from trio_engine.core.prompt import check_ids, check_prompt
 from trio_engine.errors import OverloadedError, RequestError
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from trio_engine.core.scheduler import Scheduler
     from trio_engine.requests import EngineCoreRequest, LoRARequest
     from trio_engine.sampling_params import SamplingParams
+
+T = TypeVar("T")
 
 UNSUPPORTED_REQUEST_FIELDS: dict[str, Callable[[EngineCoreRequest], bool]] = {
     "pooling_params": lambda request: request.pooling_params is not None,
@@ -33,54 +37,73 @@ UNSUPPORTED_SAMPLING_FIELDS: dict[str, Callable[[SamplingParams], bool]] = {
 """Sampling fields that this engine does not serve, and whether parameters use them."""
 
 
-def check_request(
-    request: EngineCoreRequest,
-    *,
-    vocab_size: int,
-    max_model_len: int,
-    hidden_size: int | None = None,
-    enable_lora: bool = False,
-) -> SamplingParams:
-    """Refuses what can never be served.
+class Admission(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine can serve.
 
-    Args:
-        request: as decoded; types are right already.
+    Attributes:
         vocab_size: ids run from 0 to ``vocab_size - 1``.
         max_model_len: prompt and output tokens of one request, not above what the KV cache holds.
         hidden_size: of a prompt embedding; None if the executor takes none.
         enable_lora: whether requests may name adapters.
-
-    Returns:
-        The request's sampling parameters, which are never None for an admitted one.
-
-    Raises:
-        RequestError: names the field and the value.
+        max_waiting_requests: how many may wait for a slot; None for no bound.
     """
-    for name, is_used in UNSUPPORTED_REQUEST_FIELDS.items():
-        if is_used(request):
-            raise RequestError(f"{name} is not supported by this engine")
-    if not math.isfinite(request.arrival_time):  # it orders the queue
-        raise RequestError(f"arrival_time must be finite, got {request.arrival_time}")
-    params = request.sampling_params
-    if params is None:
-        raise RequestError("sampling_params is missing")
-    for name, uses in UNSUPPORTED_SAMPLING_FIELDS.items():
-        if uses(params):
-            raise RequestError(f"{name} is not supported by this engine")
-    if request.lora_request is not None:
-        if not enable_lora:
+
+    vocab_size: int
+    max_model_len: int
+    hidden_size: int | None = None
+    enable_lora: bool = False
+    max_waiting_requests: int | None = None
+
+    def check_request(self, request: EngineCoreRequest) -> SamplingParams:
+        """Refuses what can never be served.
+
+        Args:
+            request: as decoded; types are right already.
+
+        Returns:
+            The request's sampling parameters, which are never None for an admitted one.
+
+        Raises:
+            RequestError: names the field and the value.
+        """
+        _check_used(request, UNSUPPORTED_REQUEST_FIELDS)
+        if not math.isfinite(request.arrival_time):  # it orders the queue
+            raise RequestError(f"arrival_time must be finite, got {request.arrival_time}")
+        params = request.sampling_params
+        if params is None:
+            raise RequestError("sampling_params is missing")
+        _check_used(params, UNSUPPORTED_SAMPLING_FIELDS)
+        if request.lora_request is not None:
+            self._check_adapter(request.lora_request)
+        check_prompt(
+            request,
+            vocab_size=self.vocab_size,
+            max_model_len=self.max_model_len,
+            hidden_size=self.hidden_size,
+        )
+        _check_fields_agree(request, params)
+        _check_stop_token_ids(params, self.vocab_size)
+        _check_logprobs(params, self.vocab_size)
+        _check_named_tokens(params, self.vocab_size)
+        return params
+
+    def check_load(self, scheduler: Scheduler, outbox: Outbox) -> None:
+        """Refuses what could be served, but not now.
+
+        Raises:
+            OverloadedError: too many wait, or the request's client does not read its outputs.
+        """
+        # Those for which a slot is free do not wait, they have only not been planned yet.
+        num_waiting = scheduler.num_waiting - scheduler.num_free_slots
+        if self.max_waiting_requests is not None and num_waiting >= self.max_waiting_requests:
+            raise OverloadedError(f"{num_waiting} requests wait for a slot already")
+        if outbox.is_full:
+            raise OverloadedError(f"client {outbox.client_index} does not read its outputs")
+
+    def _check_adapter(self, request: LoRARequest) -> None:
+        if not self.enable_lora:
             raise RequestError("lora_request: this engine serves no adapters (enable_lora is off)")
-        check_adapter(request.lora_request)
-    check_prompt(
-        request, vocab_size=vocab_size, max_model_len=max_model_len, hidden_size=hidden_size
-    )
-    if request.prompt_embeds is not None and params.prompt_logprobs is not None:
-        raise RequestError("prompt_logprobs cannot be told of prompt_embeds")
-    _check_reasoning(request, params)
-    _check_stop_token_ids(params, vocab_size)
-    _check_logprobs(params, vocab_size)
-    _check_named_tokens(params, vocab_size)
-    return params
+        check_adapter(request)
 
 
 def check_adapter(request: LoRARequest) -> None:
@@ -97,21 +120,15 @@ def check_adapter(request: LoRARequest) -> None:
         raise RequestError(f"adapter {request.lora_name!r}: only PEFT folders are served")
 
 
-def check_load(scheduler: Scheduler, outbox: Outbox, max_waiting_requests: int | None) -> None:
-    """Refuses what could be served, but not now.
-
-    Raises:
-        OverloadedError: too many wait, or the request's client does not read its outputs.
-    """
-    # Those for which a slot is free do not wait, they have only not been planned yet.
-    num_waiting = scheduler.num_waiting - scheduler.num_free_slots
-    if max_waiting_requests is not None and num_waiting >= max_waiting_requests:
-        raise OverloadedError(f"{num_waiting} requests wait for a slot already")
-    if outbox.is_full:
-        raise OverloadedError(f"client {outbox.client_index} does not read its outputs")
+def _check_used(value: T, unsupported: dict[str, Callable[[T], bool]]) -> None:
+    for name, is_used in unsupported.items():
+        if is_used(value):
+            raise RequestError(f"{name} is not supported by this engine")
 
 
-def _check_reasoning(request: EngineCoreRequest, params: SamplingParams) -> None:
+def _check_fields_agree(request: EngineCoreRequest, params: SamplingParams) -> None:
+    if request.prompt_embeds is not None and params.prompt_logprobs is not None:
+        raise RequestError("prompt_logprobs cannot be told of prompt_embeds")
     # Where reasoning in the output ends, only a parser of the model's format could tell.
     if params.structured_outputs is not None and request.reasoning_ended is False:
         raise RequestError("structured_outputs after reasoning is not supported by this engine")

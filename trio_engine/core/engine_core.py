@@ -1,7 +1,8 @@
 """The engine core: requests in, plans out, results in, outputs into outboxes. Never waits.
 
 Pure. All of it runs on one thread; the pipeline's rules (``docs/design/pipeline.md``) are kept
-here and in the scheduler. Tasks around it only move messages.
+here and in the scheduler. Tasks around it only move messages. One class in one file, because the
+table, the scheduler and the outboxes must change together, and do so nowhere else.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from trio_engine.core.admission import check_load, check_request
+from trio_engine.core.admission import Admission
 from trio_engine.core.kv_cache import effective_max_model_len
 from trio_engine.core.lifecycle import RequestEvent
 from trio_engine.core.logprobs import put_details
 from trio_engine.core.metrics import RequestMetrics
 from trio_engine.core.outbox import Outbox
 from trio_engine.core.pause import PauseState
+from trio_engine.core.pending_grammars import PendingGrammars, describe_failure
 from trio_engine.core.request import Request
 from trio_engine.core.scheduler import Scheduler
 from trio_engine.core.statistics import count_core
@@ -26,12 +28,10 @@ from trio_engine.outputs import FinishReason
 from trio_engine.requests import PauseMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Set
+    from collections.abc import Callable, Iterable, Set
 
     from trio_engine.config import EngineConfig
-    from trio_engine.core.pending_grammars import PendingGrammars
     from trio_engine.core.plan import ExecutorProperties, RowGrammar, StepPlan, StepResult
-    from trio_engine.core.scheduled_step import ScheduledStep
     from trio_engine.core.statistics import EngineCoreStatistics
     from trio_engine.requests import EngineCoreRequest, SleepTag
 
@@ -70,9 +70,14 @@ class EngineCore:
             Outbox(index, engine_index, limit_bytes=config.outbox_limit_bytes)
             for index in range(num_clients)
         ]
-        self._vocab_size, self._hidden_size = properties.vocab_size, properties.hidden_size
-        self._enable_lora = config.enable_lora
-        self._max_waiting_requests = config.max_waiting_requests
+        self._vocab_size = properties.vocab_size
+        self._admission = Admission(
+            vocab_size=properties.vocab_size,
+            max_model_len=self.max_model_len,
+            hidden_size=properties.hidden_size,
+            enable_lora=config.enable_lora,
+            max_waiting_requests=config.max_waiting_requests,
+        )
         self._metrics = RequestMetrics(
             clock, enabled=config.log_stats, caches_prefixes=config.enable_prefix_caching
         )
@@ -166,7 +171,7 @@ class EngineCore:
         if request.is_finished:
             return
         if isinstance(grammar, str):
-            self._fail_grammar(request, grammar)
+            self._fail("grammar_failed", [request], describe_failure(request, grammar))
         else:
             self._scheduler.put_grammar(request, grammar)
         self._stats_are_stale = True
@@ -203,8 +208,8 @@ class EngineCore:
         self._scheduler.settle(step)
         with_output: Outbox | None = None
         grammar_ends = result.grammar_ends or {}
-        if grammar_ends:
-            self._fail_grammars(step, grammar_ends)
+        for request, why in step.grammar_failures(grammar_ends) if grammar_ends else ():
+            self._fail("grammar_failed", [request], describe_failure(request, why))
         rows = zip(step.requests, step.samples, step.plan.slots, result.token_ids, strict=True)
         for request, samples, slot, token_id in rows:
             # A request that has ended since gets nothing; under its id another may live (rule 2).
@@ -230,10 +235,7 @@ class EngineCore:
         steps, in_rows = self._steps.fail(plan_id, error)
         self._scheduler.roll_back(steps)
         at_fault = [request for request in in_rows if not request.is_finished]
-        for request in at_fault:
-            shown = brief(repr(request.request_id))
-            logger.error("step_failed request_id=%s reason=%s", shown, error)
-        self._finish_many(at_fault, RequestEvent.FAIL, FinishReason.ERROR, str(error))
+        self._fail("step_failed", at_fault, str(error))
 
     # Control
 
@@ -305,16 +307,6 @@ class EngineCore:
         return self._scheduler.lora_ids
 
     @property
-    def has_running_blocks(self) -> bool:
-        """Whether a running request holds KV blocks."""
-        return bool(self._scheduler.running)
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether a pause is on."""
-        return self.pause_state.is_on
-
-    @property
     def is_quiescent(self) -> bool:
         """Whether a pause has come to rest: nothing in flight and nothing that may run."""
         if self._steps:
@@ -334,7 +326,7 @@ class EngineCore:
             self._metrics,
             num_plans_in_flight=len(self._steps),
             num_steps=self._num_steps,
-            is_paused=self.is_paused,
+            is_paused=self.pause_state.is_on,
             is_asleep=bool(self.pause_state.asleep),
             is_draining=self._is_draining,
         )
@@ -355,29 +347,9 @@ class EngineCore:
 
     # Inside
 
-    def _fail_grammar(self, request: Request, why: str) -> None:
-        params = request.sampling_params.structured_outputs
-        reason = f"structured_outputs.{'' if params is None else params.kind}: {why}"
-        logger.warning(
-            "grammar_failed request_id=%s reason=%r", brief(repr(request.request_id)), reason
-        )
-        self._finish_many([request], RequestEvent.FAIL, FinishReason.ERROR, reason)
-
-    def _fail_grammars(self, step: ScheduledStep, ends: Mapping[int, str | None]) -> None:
-        for slot, request in zip(step.plan.slots, step.requests, strict=True):
-            why = ends.get(slot)
-            if why is not None and not request.is_finished:
-                self._fail_grammar(request, why)
-
     def _admit(self, source: EngineCoreRequest) -> None:
-        params = check_request(
-            source,
-            vocab_size=self._vocab_size,
-            max_model_len=self.max_model_len,
-            hidden_size=self._hidden_size,
-            enable_lora=self._enable_lora,
-        )
-        check_load(self._scheduler, self.outboxes[source.client_index], self._max_waiting_requests)
+        params = self._admission.check_request(source)
+        self._admission.check_load(self._scheduler, self.outboxes[source.client_index])
         request = Request(source, params, self.max_model_len)
         if source.abort_immediately:
             self.outboxes[request.client_index].drop(request)
@@ -408,6 +380,12 @@ class EngineCore:
         request.advance(event)
         del self._requests[request.key]
         self._stats_are_stale = True
+
+    def _fail(self, record: str, requests: Iterable[Request], reason: str) -> None:
+        for request in requests:
+            shown = brief(repr(request.request_id))
+            logger.error("%s request_id=%s reason=%r", record, shown, reason)
+        self._finish_many(requests, RequestEvent.FAIL, FinishReason.ERROR, reason)
 
     def _finish_many(
         self,

@@ -1,6 +1,6 @@
 """Requests whose grammar is not compiled yet: they are admitted, and hold nobody up.
 
-Pure. What compiles is a service beside the core (``engine/grammars.py``): it takes what came and
+Pure. What compiles is a service beside the core (``engine/grammar_service.py``): it takes what came and
 what ended from here, and hands in what became of it to ``EngineCore``.
 """
 
@@ -50,3 +50,9 @@ class PendingGrammars:
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests)
+
+
+def describe_failure(request: Request, why: str) -> str:
+    """The reason for the client, by the option that asked for the grammar."""
+    params = request.sampling_params.structured_outputs
+    return f"structured_outputs.{'' if params is None else params.kind}: {why}"

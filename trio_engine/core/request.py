@@ -34,7 +34,7 @@ class Request:
     """One admitted request. Compared and hashed by identity: ids are used again.
 
     Args:
-        source: the request as it came, already admitted (``admission.check_request``).
+        source: the request as it came, already admitted (``admission.Admission``).
         params: its sampling parameters.
         max_model_len: of the engine, in tokens.
     """

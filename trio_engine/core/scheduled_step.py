@@ -5,12 +5,15 @@ Pure.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from trio_engine.core.plan import NewRow, StepPlan
 from trio_engine.core.request import Request
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 
 class ComputedTokens(NamedTuple):
@@ -51,6 +54,13 @@ class ScheduledStep(msgspec.Struct, kw_only=True, eq=False):
     computed: list[ComputedTokens] = msgspec.field(default_factory=list)
     resumed: list[Request] = msgspec.field(default_factory=list)
     preempted: list[Request] = msgspec.field(default_factory=list)
+
+    def grammar_failures(self, ends: Mapping[int, str | None]) -> Iterator[tuple[Request, str]]:
+        """Live requests whose grammar failed, and why, of all that ended in this step, by slot."""
+        for slot, request in zip(self.plan.slots, self.requests, strict=True):
+            why = ends.get(slot)
+            if why is not None and not request.is_finished:
+                yield request, why
 
 
 class StepDraft:

@@ -69,7 +69,7 @@ class SleepCalls:
 
     def is_sleeping(self) -> bool:
         """Whether a pause is on or memory sleeps."""
-        return self._core.is_paused or bool(self._core.pause_state.asleep)
+        return self._core.pause_state.is_on or bool(self._core.pause_state.asleep)
 
     async def _finish_pause(self, number: int, clear_cache: bool) -> None:
         await self._loop.wait_paused(number)

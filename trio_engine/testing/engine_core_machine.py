@@ -196,14 +196,14 @@ class EngineCoreMachine(PromiseMachine):
         self.pause_mode = mode
         assert mode is not PauseMode.ABORT or not self.core.has_requests
 
-    @precondition(lambda self: self.core.is_paused)
+    @precondition(lambda self: self.core.pause_state.is_on)
     @rule()
     def resume(self) -> None:
         """Ends a pause, if there is one."""
         self.core.resume()
         self.pause_mode = None
 
-    @precondition(lambda self: self.core.has_running_blocks and not self.core.num_plans_in_flight)
+    @precondition(lambda self: self.has_running_blocks and not self.core.num_plans_in_flight)
     @rule()
     def preempt_all(self) -> None:
         """As a sleep does it, between two steps."""
@@ -214,7 +214,7 @@ class EngineCoreMachine(PromiseMachine):
     @rule(reset_running=st.booleans())
     def reset_prefix_cache(self, reset_running: bool) -> None:
         """Between two steps; blocks that are held stop it, unless they are taken."""
-        has_blocks = self.core.has_running_blocks
+        has_blocks = self.has_running_blocks
         assert self.core.reset_prefix_cache(reset_running=reset_running) is (
             reset_running or not has_blocks
         )
@@ -258,6 +258,11 @@ class EngineCoreMachine(PromiseMachine):
         self.driver = CoreDriver(core, self.executor, pipeline_depth=depth)
         self.promises = Promises(self.run_alone)
         self.pause_mode = None
+
+    @property
+    def has_running_blocks(self) -> bool:
+        """Whether a running request holds KV blocks."""
+        return self.core.statistics().num_running_requests > 0
 
     @property
     def has_cached_blocks(self) -> bool:

@@ -11,7 +11,7 @@ from tests.unit.core.core_parts import MAX_MODEL_LEN, VOCAB_SIZE, make_source
 from trio_engine.core.admission import (
     UNSUPPORTED_REQUEST_FIELDS,
     UNSUPPORTED_SAMPLING_FIELDS,
-    check_request,
+    Admission,
 )
 from trio_engine.errors import RequestError
 from trio_engine.requests import EngineCoreRequest, LoRARequest
@@ -32,7 +32,7 @@ SAMPLING_FIELDS: dict[str, Any] = {
 
 
 def check(request: EngineCoreRequest) -> SamplingParams:
-    return check_request(request, vocab_size=VOCAB_SIZE, max_model_len=MAX_MODEL_LEN)
+    return Admission(vocab_size=VOCAB_SIZE, max_model_len=MAX_MODEL_LEN).check_request(request)
 
 
 def refusal(request: EngineCoreRequest) -> str:

@@ -61,7 +61,7 @@ def test_a_drain_ends_a_pause_so_that_paused_requests_get_their_end() -> None:
     core.add(make_source("a", max_tokens=1))
     core.pause(PauseMode.KEEP)
     core.start_draining()
-    assert not core.is_paused
+    assert not core.pause_state.is_on
     run_step(core, 7)
     assert ends(take(core)) == {"a": FinishReason.LENGTH}
 
@@ -74,7 +74,7 @@ def test_whatever_the_pause_new_requests_queue_until_resume(mode: PauseMode) -> 
     core = make_core()
     core.pause(mode)
     core.pause(mode)
-    assert core.is_paused
+    assert core.pause_state.is_on
     assert core.is_quiescent
     core.add(make_source("new", max_tokens=1))
     assert core.schedule() is None
@@ -82,7 +82,7 @@ def test_whatever_the_pause_new_requests_queue_until_resume(mode: PauseMode) -> 
     assert core.outboxes[0].is_empty
     core.resume()
     core.resume()
-    assert not core.is_paused
+    assert not core.pause_state.is_on
     run_step(core, 7)
     assert ends(take(core)) == {"new": FinishReason.LENGTH}
 
@@ -176,10 +176,10 @@ def test_kept_requests_whose_blocks_are_taken_are_computed_again() -> None:
         driver.launch()
         driver.collect()
     driver.core.pause(PauseMode.KEEP)
-    assert driver.core.has_running_blocks
+    assert driver.core.statistics().num_running_requests
     driver.core.preempt_all()
     driver.core.check_integrity()
-    assert not driver.core.has_running_blocks
+    assert not driver.core.statistics().num_running_requests
     statistics = driver.core.statistics()
     assert statistics.num_free_blocks == statistics.num_blocks
     assert statistics.num_preemptions == 2

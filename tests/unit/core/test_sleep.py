@@ -67,7 +67,7 @@ def test_nothing_runs_and_nothing_resumes_before_all_memory_is_back() -> None:
         with pytest.raises(RequestError, match=f"cannot resume while memory sleeps: {left}$"):
             core.resume()
         core.pause_state.wake_up({tag})
-    assert core.is_paused
+    assert core.pause_state.is_on
     assert core.schedule() is None
     core.resume()
     run_step(core, 7)
@@ -108,7 +108,7 @@ def test_a_pause_that_waits_has_nothing_to_wait_for_in_sleep() -> None:
     assert not core.is_quiescent
     run_step(core, 8)
     assert core.is_quiescent
-    assert core.is_paused
+    assert core.pause_state.is_on
 
 
 def test_blocks_are_not_given_back_under_a_plan_in_flight() -> None:
@@ -151,7 +151,7 @@ def test_a_drain_in_sleep_aborts_all_instead_of_waking_up() -> None:
         ("kept", "queued", "late"), FinishReason.ABORT
     )
     assert not core.has_requests
-    assert not core.is_paused
+    assert not core.pause_state.is_on
     assert core.schedule() is None
     with pytest.raises(UtilityError, match="shutting down"):
         core.pause_state.check_on(number)

@@ -119,7 +119,7 @@ def test_a_failure_names_several_rows_and_each_once(caplog: pytest.LogCaptureFix
     assert sorted(o.request_id for o in message.outputs) == ["a", "c"]
     assert {o.finish_reason for o in message.outputs} == {FinishReason.ERROR}
     assert message.finished_requests == {"a", "c"}
-    assert "step_failed request_id='a' reason=planted" in caplog.text
+    assert "step_failed request_id='a' reason='planted'" in caplog.text
     assert [row.request_id for row in plan_step(core).new_rows] == ["b"]
 
 
