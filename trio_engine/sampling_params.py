@@ -243,6 +243,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             _require(all(strings), name, strings, "strings that are not empty")
 
     def _normalize(self) -> None:
+        self.output_kind = _output_kind(self.output_kind)
         if self.temperature == 0.0:
             self.top_p, self.top_k, self.min_p = 1.0, 0, 0.0
         elif self.temperature < MIN_TEMPERATURE:
@@ -261,6 +262,18 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 def logprobs_width(num_logprobs: int, vocab_size: int) -> int:
     """Columns of a row of log probabilities: the token itself, then so many."""
     return 1 + (vocab_size if num_logprobs == ALL_LOGPROBS else num_logprobs)
+
+
+def _output_kind(value: int) -> RequestOutputKind:
+    """The kind that a plain number means: callers count as vLLM's do, readers compare by identity.
+
+    Raises:
+        RequestError: it means none.
+    """
+    try:
+        return RequestOutputKind(value)
+    except ValueError as error:
+        raise RequestError(f"output_kind must be 0, 1 or 2, got {value!r}") from error
 
 
 def _require(holds: bool, field: str, value: object, allowed: str) -> None:

@@ -109,7 +109,7 @@ def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     command = engine_command("--null-step-ms=2", ADDRESS)
     assert main(["--only=calls", "--", *command]) == 0
     shown = capsys.readouterr().out
-    assert "ok      calls  a call of a method that does not exist" in shown
+    assert "ok      calls    a call of a method that does not exist" in shown
     assert shown.endswith("start: 1 of 1 kept\ncalls: 3 of 3 kept\n")
     assert main(["--summary", "--", *exits(1)]) == 2
     assert capsys.readouterr().out == "start: 0 of 1 kept\n"
@@ -144,6 +144,7 @@ def test_a_report_says_what_is_broken_and_why() -> None:
     assert report.summary() == "one: 1 of 2 kept\nanother: 1 of 1 kept"
     lines = report.table().splitlines()
     assert lines[:2] == ["ok      one      kept", "FAILED  one      broken"]
+    assert findings[0].line() == lines[0]
     assert lines[2].strip().startswith("because because")
     assert max(map(len, lines)) <= 100
     assert not EngineReport(command=["x"]).is_ok  # nothing was checked

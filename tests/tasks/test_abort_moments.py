@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
@@ -48,24 +49,34 @@ MOMENTS: list[Moment] = ["planned", "launched", "computed", "returned"]
 result has left the thread, and once that waits for the step loop to account for it."""
 
 
-class PolledGate(Gate):
-    """A gate to which perhaps nobody comes."""
+class AnnouncedGate(Gate):
+    """A gate to which perhaps nobody comes; whoever is held there is announced."""
+
+    def __init__(self, announce: Callable[[], object]) -> None:
+        super().__init__()
+        self._announce = announce
 
     @property
     def is_held(self) -> bool:
         with self._condition:
-            return self._num_held > 0 and not self._may_pass()
+            return self._num_held > 0 and not super()._may_pass()
+
+    def _may_pass(self) -> bool:
+        may_pass = super()._may_pass()
+        if not may_pass:
+            self._announce()
+        return may_pass
 
 
 class GatedExecutor(KVCheckingExecutor):
     """Stops before a launch, after it, and before it gives a result."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, announce: Callable[[], object]) -> None:
         super().__init__(config)
-        self.gates: dict[Moment, PolledGate] = {
-            "planned": PolledGate(),
-            "launched": PolledGate(),
-            "computed": PolledGate(),
+        self.gates: dict[Moment, AnnouncedGate] = {
+            "planned": AnnouncedGate(announce),
+            "launched": AnnouncedGate(announce),
+            "computed": AnnouncedGate(announce),
         }
 
     def launch(self, plan: StepPlan) -> None:
@@ -82,9 +93,12 @@ class GatedExecutor(KVCheckingExecutor):
 class Rig:
     """A step loop and its thread, and one client's view of its requests."""
 
-    def __init__(self, executor: GatedExecutor, doorbell: Doorbell) -> None:
-        self.executor = executor
-        self.doorbell = doorbell
+    def __init__(self) -> None:
+        self.doorbell = Doorbell()
+        # Rung when the thread is held at a gate, or a result has come back.
+        self._news = Doorbell()
+        token = trio.lowlevel.current_trio_token()
+        self.executor = GatedExecutor(CONFIG, partial(token.run_sync_soon, self._news.ring))
         self.loop: StepLoop
         self.promises = Promises(
             lambda request: run_alone(request, max_model_len=CONFIG.max_model_len or 0)
@@ -101,6 +115,12 @@ class Rig:
         if act is not None:
             act()
         self.doorbell.ring()
+        self._news.ring()
+
+    async def wait_news(self) -> None:
+        """The thread is at a gate or has given a result, and the loop has done what it can."""
+        await self._news.wait()
+        await wait_all_tasks_blocked()
 
     def add(self, request_id: str, prompt: list[int], **params: Any) -> Life:
         life = self.promises.begin(make_request(request_id, prompt, **params))
@@ -125,7 +145,7 @@ class Rig:
         gate.close()
         await wait_all_tasks_blocked()
         while self.core.num_plans_in_flight and not gate.is_held:
-            await trio.lowlevel.checkpoint()
+            await self.wait_news()
         return gate.is_held
 
     async def step_until(self, is_there: Callable[[], bool]) -> None:
@@ -142,7 +162,7 @@ class Rig:
             self.at_result = act
             gates["planned"].let_pass()
             while self.at_result is not None:
-                await trio.lowlevel.checkpoint()
+                await self.wait_news()
         else:
             gates[moment].close()
             gates["planned"].let_pass()
@@ -158,7 +178,7 @@ class Rig:
         self.executor.gates["planned"].open()
         await wait_all_tasks_blocked()  # the loop has looked into its inbox
         while self.core.has_requests or self.core.num_plans_in_flight:
-            await trio.lowlevel.checkpoint()
+            await self.wait_news()
         self.check()
         self.promises.check_every_life_is_over()
         statistics = self.core.statistics()
@@ -174,14 +194,13 @@ class Rig:
 
 @asynccontextmanager
 async def open_rig() -> AsyncIterator[Rig]:
-    executor, doorbell = GatedExecutor(CONFIG), Doorbell()
-    rig = Rig(executor, doorbell)
+    rig = Rig()
     with trio.fail_after(TEST_TIMEOUT_S):
-        async with open_forward_thread(executor, rig.on_event) as forward:
-            properties = await wait_loaded(forward, doorbell)
+        async with open_forward_thread(rig.executor, rig.on_event) as forward:
+            properties = await wait_loaded(forward, rig.doorbell)
             core = EngineCore(CONFIG, properties, num_clients=1, clock=lambda: 1.0)
             rig.loop = StepLoop(
-                core, forward, pipeline_depth=2, doorbell=doorbell, on_output=lambda _: None
+                core, forward, pipeline_depth=2, doorbell=rig.doorbell, on_output=lambda _: None
             )
             try:
                 async with trio.open_nursery() as nursery:
@@ -189,7 +208,7 @@ async def open_rig() -> AsyncIterator[Rig]:
                     yield rig
                     nursery.cancel_scope.cancel()
             finally:
-                for gate in executor.gates.values():
+                for gate in rig.executor.gates.values():
                     gate.open()
 
 

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import trio
 
+from tests.piece_tokenizer import cut_in_two, make_piece_tokenizer
 from tests.tasks.wire_pair import TEST_TIMEOUT_S, fence, make_letter_tokenizer, open_pair
 from trio_engine.client.inproc_client import open_inproc_engine
 from trio_engine.client.sender import MessageSender
@@ -132,6 +133,32 @@ async def test_one_answer_stops_at_its_string_while_the_others_go_on() -> None:
                     ends[output.index] = (output.finish_reason, output.stop_reason)
     assert texts == {0: "a", 1: "abd"}
     assert ends == {0: (FinishReason.STOP, "bc"), 1: (FinishReason.LENGTH, None)}
+
+
+async def test_each_of_four_answers_stops_at_a_string_that_its_tokens_cut_elsewhere() -> None:
+    """At every byte, also within characters; the answers' tokens come in turn."""
+    stop = "\nß\N{GRINNING FACE}:"
+    cuts = cut_in_two(("ab" + stop + "cde").encode())
+    tokenizer, token_of = make_piece_tokenizer(piece for pair in cuts for piece in pair)
+    params = msgspec.structs.replace(FOUR, stop=["x", stop])
+    with trio.fail_after(TEST_TIMEOUT_S):
+        async with open_pair(tokenizer=tokenizer) as (client, wire):
+            for four in zip(*[iter(cuts)] * 4, strict=True):
+                async with client.generate([0], params) as stream:
+                    ids = await take_children(wire)
+                    for pieces in zip(*four, strict=True):
+                        for internal_id, piece in zip(ids, pieces, strict=True):
+                            await wire.send_tokens(internal_id, [token_of[piece]])
+                    outputs = [output async for output in stream]
+                aborted: list[str] = []
+                while len(aborted) < 4:
+                    aborted += await wire.receive_abort()
+                assert sorted(aborted) == ids
+                ends = [(o.index, o.finish_reason, o.stop_reason) for o in outputs if o.finished]
+                assert sorted(ends) == [(index, FinishReason.STOP, stop) for index in range(4)]
+                for index in range(4):
+                    assert "".join(o.text for o in outputs if o.index == index) == "ab"
+            assert client.statistics().num_requests == 0
 
 
 async def test_a_request_is_sent_whole_or_not_at_all() -> None:

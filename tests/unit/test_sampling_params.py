@@ -196,6 +196,18 @@ def test_other_spellings_of_none_are_normalized() -> None:
     assert (params.seed, params.top_k) == (None, 0)
 
 
+@pytest.mark.parametrize("kind", RequestOutputKind)
+def test_an_output_kind_may_be_given_by_its_number(kind: RequestOutputKind) -> None:
+    assert SamplingParams(output_kind=kind.value).output_kind is kind  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [3, -1, "delta", None])
+def test_an_output_kind_that_there_is_not_is_refused(value: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(output_kind=value)
+    assert str(caught.value) == f"output_kind must be 0, 1 or 2, got {value!r}"
+
+
 def test_stop_ids_join_the_ids_that_min_tokens_masks() -> None:
     params = SamplingParams(all_stop_token_ids={2, 3}, stop_token_ids=[9, 2])
     assert params.all_stop_token_ids == {2, 3, 9}

@@ -29,7 +29,7 @@ from trio_engine.testing.live_engine import (
 from trio_engine.testing.wire_faults import WIRE_FAULTS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from trio_engine.testing.engine_promises import Promise
 
@@ -38,7 +38,10 @@ ANSWERS_PER_CHECK = 3
 
 
 async def check_engine(
-    command: Sequence[str] | EngineUnderCheck, *, only: str = ""
+    command: Sequence[str] | EngineUnderCheck,
+    *,
+    only: str = "",
+    on_finding: Callable[[Finding], object] | None = None,
 ) -> EngineReport:
     """Checks an engine as a front end sees it: start-up, answers, faults, calls, ends.
 
@@ -50,6 +53,7 @@ async def check_engine(
         command: runs an engine; ``{handshake}`` in it becomes the front end's address, ``{port}``
             its port on 127.0.0.1. As ``EngineUnderCheck`` with limits of time.
         only: checks what has this in its group or its words, beside the start.
+        on_finding: called with each finding as soon as there is one.
 
     Returns:
         What was kept and what was broken; only one finding if it does not even start.
@@ -64,7 +68,7 @@ async def check_engine(
     """
     if not isinstance(command, EngineUnderCheck):
         command = EngineUnderCheck(command=list(command))
-    checker = _Checker(command, only)
+    checker = _Checker(command, only, on_finding)
     await checker.run()
     return checker.report
 
@@ -72,9 +76,15 @@ async def check_engine(
 class _Checker:
     """One run of all checks."""
 
-    def __init__(self, under_check: EngineUnderCheck, only: str) -> None:
+    def __init__(
+        self,
+        under_check: EngineUnderCheck,
+        only: str,
+        on_finding: Callable[[Finding], object] | None,
+    ) -> None:
         self.report = EngineReport(command=under_check.command)
         self._only = only
+        self._on_finding = on_finding
         self._under_check = under_check
 
     async def run(self) -> None:
@@ -117,7 +127,10 @@ class _Checker:
         return not why
 
     def _add(self, group: str, promise: str, why: str) -> None:
-        self.report.findings.append(Finding(group=group, promise=promise, why=why))
+        finding = Finding(group=group, promise=promise, why=why)
+        self.report.findings.append(finding)
+        if self._on_finding is not None:
+            self._on_finding(finding)
 
     async def _start(self, live: LiveEngine) -> str:
         """Why it does not start; empty if it does."""
@@ -166,12 +179,37 @@ async def _nothing(_: LiveEngine) -> None:
     pass
 
 
+def _print_finding(finding: Finding) -> None:
+    # At once: a slow engine takes minutes for all, and what was found must survive a Ctrl-C.
+    sys.stdout.write(f"{finding.line()}\n")
+    sys.stdout.flush()
+
+
 def main(arguments: list[str]) -> int:
-    """Checks the command in ``arguments`` and prints a table.
+    """Checks the command in ``arguments`` and prints each finding as it comes.
 
     Returns:
         0 if every promise was kept, 1 if not, 2 if the command does not run an engine.
     """
+    options = _parser().parse_args(arguments)
+    under_check = EngineUnderCheck(
+        command=options.command,
+        is_headless=options.headless,
+        start_limit_s=options.start_limit,
+        answer_limit_s=options.answer_limit,
+        exit_limit_s=options.exit_limit,
+    )
+    on_finding = None if options.summary else _print_finding
+    # What the engine writes belongs to it; its last line is in the report where it matters.
+    logging.getLogger("trio_engine").addHandler(logging.NullHandler())
+    report = trio.run(partial(check_engine, under_check, only=options.only, on_finding=on_finding))
+    sys.stdout.write(f"{report.summary()}\n")
+    if len(report.findings) == 1:
+        return 2
+    return 0 if report.is_ok else 1
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m trio_engine.testing.check_engine",
         description="Check an engine that speaks vLLM's wire protocol, seen from outside only.",
@@ -193,21 +231,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "command", nargs="+", help=f"runs an engine; {HANDSHAKE} becomes an address, {PORT} a port"
     )
-    options = parser.parse_args(arguments)
-    under_check = EngineUnderCheck(
-        command=options.command,
-        is_headless=options.headless,
-        start_limit_s=options.start_limit,
-        answer_limit_s=options.answer_limit,
-        exit_limit_s=options.exit_limit,
-    )
-    # What the engine writes belongs to it; its last line is in the report where it matters.
-    logging.getLogger("trio_engine").addHandler(logging.NullHandler())
-    report = trio.run(partial(check_engine, under_check, only=options.only))
-    sys.stdout.write(f"{report.summary() if options.summary else report.table()}\n")
-    if len(report.findings) == 1:
-        return 2
-    return 0 if report.is_ok else 1
+    return parser
 
 
 if __name__ == "__main__":

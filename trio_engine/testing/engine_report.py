@@ -10,6 +10,8 @@ import textwrap
 import msgspec
 
 _WIDTH = 100
+_GROUP_WIDTH = 7
+_INDENT = " " * (_GROUP_WIDTH + 10)
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +31,12 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     def is_ok(self) -> bool:
         """Whether the promise was kept."""
         return not self.why
+
+    def line(self) -> str:
+        """For a terminal; below it, the reason if the promise was broken."""
+        state = "ok    " if self.is_ok else "FAILED"
+        why = textwrap.wrap(self.why, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT)
+        return "\n".join([f"{state}  {self.group:<{_GROUP_WIDTH}}  {self.promise}", *why])
 
 
 class EngineReport(msgspec.Struct, kw_only=True):
@@ -58,13 +66,4 @@ class EngineReport(msgspec.Struct, kw_only=True):
 
     def table(self) -> str:
         """All findings for a terminal, the reasons below the promises that were broken."""
-        width = max((len(finding.group) for finding in self.findings), default=0)
-        lines = []
-        for finding in self.findings:
-            state = "ok    " if finding.is_ok else "FAILED"
-            lines.append(f"{state}  {finding.group:<{width}}  {finding.promise}")
-            indent = " " * (width + 10)
-            lines += textwrap.wrap(
-                finding.why, _WIDTH, initial_indent=indent, subsequent_indent=indent
-            )
-        return "\n".join([*lines, "", self.summary()])
+        return "\n".join([*(finding.line() for finding in self.findings), "", self.summary()])
