@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from trio_engine.core.admission import Admission
 from trio_engine.core.kv_cache import effective_max_model_len
-from trio_engine.core.lifecycle import RequestEvent
+from trio_engine.core.lifecycle import RequestEvent, RequestStatus
 from trio_engine.core.logprobs import put_details
 from trio_engine.core.metrics import RequestMetrics
 from trio_engine.core.outbox import Outbox
@@ -206,25 +206,25 @@ class EngineCore:
         """
         step = self._steps.settle(result)
         self._scheduler.settle(step)
-        with_output: Outbox | None = None
         grammar_ends = result.grammar_ends or {}
         for request, why in step.grammar_failures(grammar_ends) if grammar_ends else ():
             self._fail("grammar_failed", [request], describe_failure(request, why))
+        first_client = len(self.outboxes)
         rows = zip(step.requests, step.samples, step.plan.slots, result.token_ids, strict=True)
         for request, samples, slot, token_id in rows:
             # A request that has ended since gets nothing; under its id another may live (rule 2).
-            if request.is_finished or not samples:
+            if not samples or request.status is RequestStatus.FINISHED:
                 continue
             if not 0 <= token_id < self._vocab_size:
                 raise StepError(f"plan {result.plan_id} gave token {token_id} for {request!r}")
-            outbox = self.outboxes[request.client_index]
+            client_index = request.client_index
+            if client_index < first_client:
+                first_client = client_index
             if request.asks_logprobs or result.num_nans_in_logits:
-                put_details(outbox, request, slot, result, self._vocab_size)
-            self._settle_token(request, token_id, outbox, grammar_ended=slot in grammar_ends)
-            if with_output is None or outbox.client_index < with_output.client_index:
-                with_output = outbox
+                put_details(self.outboxes[client_index], request, slot, result, self._vocab_size)
+            self._settle_token(request, token_id, grammar_ended=slot in grammar_ends)
         self._end_overflowing_clients()
-        self._put_stats(with_output or self.outboxes[0])
+        self._put_stats(self.outboxes[first_client % len(self.outboxes)])
 
     def fail(self, plan_id: int, error: RequestStepError) -> None:
         """Takes the failure of a plan that was caused by some of its rows (rule 6).
@@ -364,16 +364,21 @@ class EngineCore:
             request.request_id, reason, why, is_pooling=request.pooling_params is not None
         )
 
-    def _settle_token(
-        self, request: Request, token_id: int, outbox: Outbox, *, grammar_ended: bool
-    ) -> None:
+    def _settle_token(self, request: Request, token_id: int, *, grammar_ended: bool) -> None:
+        outbox = self.outboxes[request.client_index]
         request.num_unsettled_tokens -= 1
-        request.token_ids.append(token_id)
+        token_ids = request.token_ids
+        token_ids.append(token_id)
         outbox.append_token(request, token_id)
-        decision = check_stop(request, token_id, grammar_ended=grammar_ended)
-        if decision is not None:
-            self._end(request, RequestEvent.STOP)
-            outbox.finish(request, *decision)
+        if (
+            token_id in request.watched_token_ids
+            or len(token_ids) >= request.watched_length
+            or grammar_ended
+        ):
+            decision = check_stop(request, token_id, grammar_ended=grammar_ended)
+            if decision is not None:
+                self._end(request, RequestEvent.STOP)
+                outbox.finish(request, *decision)
 
     def _end(self, request: Request, event: RequestEvent) -> None:
         self._scheduler.remove(request)

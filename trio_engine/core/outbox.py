@@ -94,7 +94,11 @@ class Outbox:
 
     def append_token(self, request: Request, token_id: int) -> None:
         """Adds a token, and what else there is to tell of its request."""
-        self._entry_of(request).new_token_ids.append(token_id)
+        # As ``_entry_of``, for every token of every request.
+        entry = self._entries.get(request.life)
+        if entry is None or request.events:
+            entry = self._entry_of(request)
+        entry.new_token_ids.append(token_id)
         self.num_bytes += TOKEN_BYTES
 
     def append_logprobs(self, request: Request, rows: LogprobsLists) -> None:
@@ -142,13 +146,14 @@ class Outbox:
             pooling_output=EMPTY_POOLING_OUTPUT if is_pooling else None,
         )
         self._note_finished(request_id)
-        self.num_bytes += _entry_bytes(entry)
+        self.num_bytes += ENTRY_BYTES + len(entry.request_id) + _text_bytes(stop_reason)
 
     def drop(self, request: Request) -> None:
         """Takes back what is unsent of a request that its client aborted; only its end is told."""
         entry = self._entries.pop(request.life, None)
         if entry is not None:
-            self.num_bytes -= _entry_bytes(entry)
+            self.num_bytes -= ENTRY_BYTES + request.unsent_text_bytes
+            self.num_bytes -= TOKEN_BYTES * len(entry.new_token_ids)
         unsent = self._logprobs.pop(request.life, None)
         if unsent is not None:
             self.num_bytes -= unsent.num_bytes
@@ -224,22 +229,15 @@ class Outbox:
         entry = self._entries.get(request.life)
         if entry is None:
             entry = self._entries[request.life] = EngineCoreOutput(request.request_id, [])
-            entry.trace_headers = request.trace_headers
+            if request.trace_headers is not None:
+                entry.trace_headers = request.trace_headers
             if request.prefill_stats is not None:
                 entry.prefill_stats, request.prefill_stats = request.prefill_stats, None
-            self.num_bytes += _entry_bytes(entry)
+            self.num_bytes += ENTRY_BYTES + request.unsent_text_bytes
         if request.events:
             entry.events = (entry.events or []) + request.events
             request.events = []
         return entry
-
-
-def _entry_bytes(entry: EngineCoreOutput) -> int:
-    """What an entry holds, but for its log probabilities."""
-    num_bytes = ENTRY_BYTES + len(entry.request_id) + TOKEN_BYTES * len(entry.new_token_ids)
-    for header in (entry.trace_headers or {}).items():
-        num_bytes += sum(map(_text_bytes, header))
-    return num_bytes + _text_bytes(entry.stop_reason)
 
 
 def _text_bytes(text: object) -> int:

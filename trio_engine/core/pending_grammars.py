@@ -1,7 +1,7 @@
 """Requests whose grammar is not compiled yet: they are admitted, and hold nobody up.
 
-Pure. What compiles is a service beside the core (``engine/grammar_service.py``): it takes what came and
-what ended from here, and hands in what became of it to ``EngineCore``.
+Pure. What compiles is a service beside the core (``engine/grammar_service.py``): it takes what
+came and what ended from here, and hands in what became of it to ``EngineCore``.
 """
 
 from __future__ import annotations

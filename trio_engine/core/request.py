@@ -75,6 +75,9 @@ class Request:
         "token_ids",
         "trace_headers",
         "turn",
+        "unsent_text_bytes",
+        "watched_length",
+        "watched_token_ids",
     )
 
     def __init__(
@@ -95,12 +98,20 @@ class Request:
         self.lora_request = source.lora_request
         self.priority, self.arrival_time = source.priority, source.arrival_time
         self.trace_headers = source.trace_headers
+        # Of the texts in each unsent entry of it: see ``outbox``.
+        self.unsent_text_bytes = len(source.request_id) + sum(
+            len(key) + len(value) for key, value in (source.trace_headers or {}).items()
+        )
         self.asks_logprobs = params.num_logprobs is not None or params.prompt_logprobs is not None
 
         self.min_tokens = params.min_tokens
         self.eos_token_id = params.eos_token_id
         self.stop_token_ids = frozenset(params.stop_token_ids or ())
         self.repetition_detection: RepetitionDetectionParams | None = params.repetition_detection
+        # Most tokens cannot end a request, and ``check_stop`` need not look at them: they are none
+        # of these, and it is shorter than this with them.
+        self.watched_token_ids = self.stop_token_ids | {params.eos_token_id}
+        self.watched_length = self.max_total_tokens if self.repetition_detection is None else 0
 
         has_grammar = params.structured_outputs is not None
         self.status = RequestStatus.WAITING_FOR_GRAMMAR if has_grammar else RequestStatus.WAITING
