@@ -221,8 +221,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             _require(-2.0 <= value <= 2.0, name, value, "-2 to 2")
-        for token_id, bias in (self.logit_bias or {}).items():
-            _require(bias < math.inf, f"logit_bias of {token_id}", bias, "below infinity")
+        if self.logit_bias:
+            for token_id, bias in self.logit_bias.items():
+                _require(bias < math.inf, f"logit_bias of {token_id}", bias, "below infinity")
         if self.seed is not None:
             low, high = SEED_LIMITS
             _require(low <= self.seed <= high, "seed", self.seed, "a signed 64-bit integer")
@@ -230,17 +231,18 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     def _check_lengths(self) -> None:
         _require(self.n >= 1, "n", self.n, "1 or more")
         _require(self.n == 1 or not self.is_greedy, "n", self.n, "1 at temperature 0")
-        if self.max_tokens is not None:
-            _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
         _require(self.min_tokens >= 0, "min_tokens", self.min_tokens, "0 or more")
         if self.max_tokens is not None:
-            limit = f"at most max_tokens ({self.max_tokens})"
-            _require(self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, limit)
+            _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
+            if self.min_tokens > self.max_tokens:
+                limit = f"at most max_tokens ({self.max_tokens})"
+                _require(False, "min_tokens", self.min_tokens, limit)
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             _require(value is None or value >= -1, name, value, "-1 or more")
-        for name, strings in (("stop", self.stop_strings), ("bad_words", self.bad_words or ())):
-            _require(all(strings), name, strings, "strings that are not empty")
+        for name, strings in (("stop", self.stop_strings), ("bad_words", self.bad_words)):
+            if strings:
+                _require(all(strings), name, strings, "strings that are not empty")
 
     def _normalize(self) -> None:
         self.output_kind = _output_kind(self.output_kind)

@@ -93,10 +93,11 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             OverloadedError: too many wait, or the request's client does not read its outputs.
         """
-        # Those for which a slot is free do not wait, they have only not been planned yet.
-        num_waiting = scheduler.num_waiting - scheduler.num_free_slots
-        if self.max_waiting_requests is not None and num_waiting >= self.max_waiting_requests:
-            raise OverloadedError(f"{num_waiting} requests wait for a slot already")
+        if self.max_waiting_requests is not None:
+            # Those for which a slot is free do not wait, they have only not been planned yet.
+            num_waiting = scheduler.num_waiting - scheduler.num_free_slots
+            if num_waiting >= self.max_waiting_requests:
+                raise OverloadedError(f"{num_waiting} requests wait for a slot already")
         if outbox.is_full:
             raise OverloadedError(f"client {outbox.client_index} does not read its outputs")
 

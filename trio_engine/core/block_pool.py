@@ -9,7 +9,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 
 class BlockPool:
@@ -94,6 +94,10 @@ class BlockPool:
                     self._free.append(block_id)
                 else:
                     self._free_cached[block_id] = None
+
+    def count_free(self, block_ids: Sequence[int]) -> int:
+        """How many of them nobody refers to."""
+        return [self._reference_counts[block_id] for block_id in block_ids].count(0)
 
     def reference_count(self, block_id: int) -> int:
         """How many requests refer to a block."""

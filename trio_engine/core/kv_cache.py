@@ -68,7 +68,7 @@ class KVCacheManager:
         """
         cached = self._find_cached(request)
         num_missing = -(-len(request.token_ids) // self.block_size) - len(cached)
-        num_retained = sum(self.pool.reference_count(block_id) == 0 for block_id in cached)
+        num_retained = self.pool.count_free(cached)
         if num_missing + num_retained > self.pool.num_free_blocks:
             return False
         self.pool.retain(cached)  # before they could be among those handed out

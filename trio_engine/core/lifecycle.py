@@ -17,6 +17,9 @@ class RequestStatus(enum.Enum):
     PREEMPTED = "preempted"
     FINISHED = "finished"
 
+    # Enum's own hashes the name, in Python, at every look into ``TRANSITIONS``.
+    __hash__ = object.__hash__
+
 
 class RequestEvent(enum.Enum):
     """What can happen to a request."""
@@ -33,6 +36,8 @@ class RequestEvent(enum.Enum):
     """Its client or the engine ends it."""
     FAIL = "fail"
     """Its forward pass or its grammar failed, or its client no longer reads."""
+
+    __hash__ = object.__hash__  # as above
 
 
 FIRST_STATUSES = (RequestStatus.WAITING, RequestStatus.WAITING_FOR_GRAMMAR)

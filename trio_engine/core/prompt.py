@@ -18,11 +18,11 @@ EMBEDS_DTYPES = ("float32", "bfloat16", "float16")
 
 
 def prompt_token_ids(source: EngineCoreRequest) -> list[int]:
-    """The prompt's ids, one for each position, in a list of its own."""
+    """The prompt's ids, one for each position; the request's own list where it has one."""
     embeds, is_token = source.prompt_embeds, source.prompt_is_token_ids
     ids = source.prompt_token_ids or []
     if embeds is None:
-        return list(ids)
+        return ids
     if is_token is None:
         return [NO_ID] * embeds.shape[0]
     return [id_ if is_id else NO_ID for id_, is_id in zip(ids, is_token, strict=True)]

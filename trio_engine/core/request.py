@@ -83,7 +83,7 @@ class Request:
     def __init__(
         self, source: EngineCoreRequest, params: SamplingParams, max_model_len: int
     ) -> None:
-        self.token_ids: list[int] = prompt_token_ids(source)
+        self.token_ids: list[int] = list(prompt_token_ids(source))
         max_tokens = max_model_len if params.max_tokens is None else params.max_tokens
         self.client_index = source.client_index
         self.request_id = source.request_id
