@@ -96,15 +96,17 @@ async def test_leaving_a_stream_100_times_leaves_no_request_in_the_engine() -> N
                 await leave_stream(engine, WAYS[index % len(WAYS)])
 
 
-def test_leaving_an_engine_leaves_nothing() -> None:
-    check_scopes(NULL, 2)
+@pytest.mark.parametrize(
+    "num_times",
+    [2, pytest.param(12, marks=pytest.mark.slow), pytest.param(100, marks=pytest.mark.soak)],
+)
+def test_leaving_an_engine_over_and_over_leaves_nothing(num_times: int) -> None:
+    check_scopes(NULL, num_times)
 
 
-@pytest.mark.slow
-def test_leaving_an_engine_100_times_leaves_nothing() -> None:
-    check_scopes(NULL, 100)
-
-
-@pytest.mark.slow
-def test_leaving_an_engine_with_a_model_10_times_leaves_nothing() -> None:
-    check_scopes(SMOLLM2, 10)
+@pytest.mark.parametrize(
+    "num_times",
+    [pytest.param(2, marks=pytest.mark.slow), pytest.param(10, marks=pytest.mark.soak)],
+)
+def test_leaving_an_engine_with_a_model_over_and_over_leaves_nothing(num_times: int) -> None:
+    check_scopes(SMOLLM2, num_times)
