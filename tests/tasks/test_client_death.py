@@ -24,9 +24,14 @@ from trio_engine.transport.ipc import IpcDirectory
 from trio_engine.wire.handshake import ExpectedEngine
 
 if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
     from trio_engine.client.async_client import AsyncEngineClient
     from trio_engine.client.base import EngineClient
+    from trio_engine.client.front_end import FrontEnd
+    from trio_engine.client.service_tasks import ServiceTasks
     from trio_engine.testing.wire_engine import ScriptedWireEngine
+    from trio_engine.wire.messages import ReadyResponse
 
 DELTA = SamplingParams(output_kind=RequestOutputKind.DELTA, max_tokens=100)
 
@@ -123,14 +128,7 @@ async def test_a_message_to_one_that_has_left_tells_it_too() -> None:
         async with open_front_end("tcp://127.0.0.1:0") as front_end, open_service_tasks() as tasks:
             async with open_scripted_engine(front_end.handshake_address):
                 engines = await front_end.wait_engines_ready([ExpectedEngine(0, local=False)])
-            async with open_wire_client(
-                front_end,
-                engines,
-                TextProcessor(None, max_model_len=64),
-                max_in_flight=None,
-                explain_death=explain,
-                tasks=tasks,
-            ) as client:
+            async with open_client(front_end, engines, tasks) as client:
                 while not client.is_dead:
                     with trio.move_on_after(0.05), pytest.raises(EngineDeadError):
                         await client.complete([1])
@@ -147,22 +145,27 @@ async def test_the_receivers_own_end_is_a_death() -> None:
             open_scripted_engine(front_end.handshake_address) as wire,
         ):
             engines = await front_end.wait_engines_ready([ExpectedEngine(0, local=False)])
-            async with open_wire_client(
-                front_end,
-                engines,
-                TextProcessor(None, max_model_len=64),
-                max_in_flight=None,
-                explain_death=explain,
-                tasks=tasks,
-            ) as client:
+            async with open_client(front_end, engines, tasks) as client:
                 async with trio.open_nursery() as nursery:
                     await expect_death_everywhere(client, wire, nursery)
                     front_end.output.close()
                 await check_dead(client)
 
 
-async def explain(noticed: str) -> EngineDeadError:
-    return EngineDeadError(noticed)
+def open_client(
+    front_end: FrontEnd, engines: dict[int, ReadyResponse | None], tasks: ServiceTasks
+) -> AbstractAsyncContextManager[AsyncEngineClient]:
+    async def explain(noticed: str) -> EngineDeadError:
+        return EngineDeadError(noticed)
+
+    return open_wire_client(
+        front_end,
+        engines,
+        TextProcessor(None, max_model_len=64),
+        max_in_flight=None,
+        explain_death=explain,
+        tasks=tasks,
+    )
 
 
 async def test_death_does_not_cancel_the_body_and_each_waiter_has_its_own_error() -> None:
