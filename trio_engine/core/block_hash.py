@@ -7,7 +7,6 @@ adapter, the form of embeddings. ``docs/design/prefix-cache.md`` says why this h
 
 from __future__ import annotations
 
-import struct
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -56,7 +55,6 @@ class BlockHasher:
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._pack = struct.Struct(f"<{block_size}I").pack
 
     def hash_of(self, request: Request, index: int) -> bytes:
         """The hash of a block all of whose tokens are known."""
@@ -69,7 +67,8 @@ class BlockHasher:
 
     def _content(self, request: Request, start: int) -> bytes:
         stop = start + self._block_size
-        token_ids = self._pack(*request.token_ids[start:stop])
+        assert stop <= len(request.token_ids), f"{request} does not fill its block at {start}"
+        token_ids = request.token_ids[start:stop].tobytes()
         if request.prompt_embeds is None or start >= request.num_prompt_tokens:
             return token_ids
         return token_ids + _embeds_content(request, range(start, stop))

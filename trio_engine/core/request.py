@@ -12,6 +12,7 @@ The scheduler owns ``slot``, the blocks and the counts of planned and unsettled 
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING
 
 from trio_engine.core.block_hash import root_hash
@@ -83,7 +84,8 @@ class Request:
     def __init__(
         self, source: EngineCoreRequest, params: SamplingParams, max_model_len: int
     ) -> None:
-        self.token_ids: list[int] = list(prompt_token_ids(source))
+        # As 32-bit integers: a long prompt that waits takes a tenth of what a list would.
+        self.token_ids: array[int] = array("i", prompt_token_ids(source))
         max_tokens = max_model_len if params.max_tokens is None else params.max_tokens
         self.client_index = source.client_index
         self.request_id = source.request_id

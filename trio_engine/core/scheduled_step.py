@@ -108,7 +108,7 @@ def make_row(request: Request) -> NewRow:
     return NewRow(
         slot=request.slot,
         request_id=request.request_id,
-        token_ids=request.token_ids.copy(),
+        token_ids=request.token_ids.tolist(),
         num_prompt_tokens=request.num_prompt_tokens,
         num_computed_tokens=request.num_planned_tokens,
         block_ids=request.block_ids.copy(),

@@ -196,10 +196,10 @@ class EngineCoreMachine(PromiseMachine):
         self.pause_mode = mode
         assert mode is not PauseMode.ABORT or not self.core.has_requests
 
-    @precondition(lambda self: self.core.pause_state.is_on)
+    @precondition(lambda self: self.pause_mode is not None)
     @rule()
     def resume(self) -> None:
-        """Ends a pause, if there is one."""
+        """Ends a pause that is on as far as the client knows."""
         self.core.resume()
         self.pause_mode = None
 
@@ -231,7 +231,8 @@ class EngineCoreMachine(PromiseMachine):
     @rule()
     def finish(self) -> None:
         """All that is left happens in the plainest order; then nothing is held, and it serves."""
-        self.resume()
+        if self.pause_mode is not None:  # else none may be on, as after a drain has begun
+            self.resume()
         self._settle_all()
         if not self.core.statistics().is_draining:
             self.add(client=0, request_id="fresh", prompt=[1, 2], options={"max_tokens": 4})

@@ -128,7 +128,7 @@ def test_an_executor_that_takes_no_embeddings_is_sent_none() -> None:
 
 def test_an_id_under_an_embedding_does_not_count() -> None:
     request = make_request("r", source_fields={"prompt_embeds": embeds(3), **MIXED})
-    assert request.token_ids == [7, NO_ID, 9]
+    assert list(request.token_ids) == [7, NO_ID, 9]
     assert request.num_prompt_tokens == 3
     check(make_embeds_source(source_fields={**MIXED, "prompt_token_ids": [7, VOCAB_SIZE, 9]}))
 
@@ -136,7 +136,7 @@ def test_an_id_under_an_embedding_does_not_count() -> None:
 def test_embeddings_alone_have_a_place_for_each_token() -> None:
     fields = {"prompt_token_ids": None, "prompt_embeds": embeds(5)}
     request = make_request("r", source_fields=fields, max_tokens=4)
-    assert request.token_ids == [NO_ID] * 5
+    assert list(request.token_ids) == [NO_ID] * 5
     assert request.max_total_tokens == 9
 
 

@@ -14,7 +14,7 @@ def test_a_new_request_waits_with_nothing() -> None:
     assert request.status is RequestStatus.WAITING
     assert (request.slot, request.block_ids, request.is_resident) == (NO_SLOT, [], False)
     assert (request.num_planned_tokens, request.num_unsettled_tokens) == (0, 0)
-    assert (request.token_ids, request.num_output_tokens) == ([0, 1, 2], 0)
+    assert (list(request.token_ids), request.num_output_tokens) == ([0, 1, 2], 0)
     assert not request.is_finished
 
 
