@@ -80,6 +80,7 @@ async def test_a_drain_ends_with_the_last_request_and_refuses_new_ones() -> None
         await front_end.add("waiting", PROMPT, max_tokens=3)
         await front_end.add("aborted", PROMPT, max_tokens=3)
         await gate.wait_held()
+        await front_end.call_utility("is_sleeping")  # so all of it was taken
         proc.shutdown.request("the test")
         await wait_all_tasks_blocked()
         await front_end.add("late", PROMPT)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from trio_engine.core.engine_core import EngineCore
 
-OUTBOX_LIMIT_BYTES = 5000
+OUTBOX_LIMIT_BYTES = 2000
 """More than one turn adds for the three requests of a client: only who does not read is over it."""
 
 LIMITS = st.fixed_dictionaries(
@@ -155,7 +155,14 @@ class EngineMachine(PromiseMachine):
                 life.awaits_abort = True
         self.do(partial(self.clients[client].send, AbortRequest(request_ids)))
 
-    @rule(client=CLIENTS, method_and_args=CALLS)
+    @rule(client=CLIENTS, method_and_args=CALLS, num_times=st.integers(1, 4))
+    def call_repeatedly(
+        self, client: int, method_and_args: tuple[str, list[Any]], num_times: int
+    ) -> None:
+        """The same utility call, one or several times."""
+        for _ in range(num_times):
+            self.call(client, method_and_args)
+
     def call(self, client: int, method_and_args: tuple[str, list[Any]]) -> None:
         """A utility call, of a method that there is or is not."""
         if not self.can_ask(client):
@@ -175,11 +182,12 @@ class EngineMachine(PromiseMachine):
             self.do(partial(self.clients[client].send_malformed, frames))
 
     @precondition(lambda self: not self.has_ended)
-    @rule(client=CLIENTS)
-    def stop_reading(self, client: int) -> None:
+    @rule(client=CLIENTS, num_moves=st.integers(0, 16))
+    def stop_reading(self, client: int, num_moves: int) -> None:
         """A client leaves unread what comes; beyond the limit its requests may end with ERROR."""
         self.clients[client].is_reading = False
         excuse_failures(self.promises.open_lives(client))
+        self.work(num_moves)
 
     @precondition(lambda self: not all(client.is_reading for client in self.clients))
     @rule(client=CLIENTS)
@@ -210,6 +218,7 @@ class EngineMachine(PromiseMachine):
     def break_link(self, client: int, is_input: bool) -> None:
         """A socket fails for good, which ends the engine; the other client is told."""
         self._has_missed.add(client)
+        self._may_die = True
         links = self.engine.inputs if is_input else self.engine.outputs
         self.do(links[client].break_off)
 
@@ -236,7 +245,7 @@ class EngineMachine(PromiseMachine):
     @rule()
     def break_down(self) -> None:
         """The executor fails for good, if it has a step to do."""
-        self.executor.is_broken = True
+        self.executor.is_broken = self._may_die = True
         self.work(num_moves=1)
         self.executor.is_broken = False
 
@@ -311,6 +320,11 @@ class EngineMachine(PromiseMachine):
         for client in self.clients:
             assert not client.strays, client.strays
 
+    @invariant()
+    def the_engine_dies_only_of_what_is_fatal(self) -> None:
+        """Not of a plan that failed by one of its rows, nor of anything that a client sends."""
+        assert self.guest is None or self.death is None or self._may_die, str(self.death)
+
     def every_accepted_request_ends_in_exactly_one_terminal_event(self) -> None:
         """Once all is done, or the engine's death is told; a second one is looked for all along."""
         for client in self.clients:
@@ -343,7 +357,7 @@ class EngineMachine(PromiseMachine):
         self.promises = Promises(self.run_alone)
         self.has_ended = False
         self.death: EngineDeadError | None = None
-        self._is_stopping = False
+        self._is_stopping = self._may_die = False
         # Clients that may have lost outputs: their link broke, or they did not read at the end.
         self._has_missed: set[int] = set()
         # Calls that end all requests, by client and id.
