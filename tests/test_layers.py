@@ -36,11 +36,28 @@ ALLOWED: dict[str, set[str]] = {
     "model": {"core.plan", "checkpoint", "gguf_metadata", "structured"},
     "structured": {"core.plan", "checkpoint", "text"},
     "transport": {"wire"},
-    "engine": {"core", "wire", "transport", "structured", "executor.base"},
+    "engine": {
+        "core",
+        "wire",
+        "transport",
+        "structured",
+        "executor.base",
+        "observability.trace",
+    },
     "engine.__main__": {"cli"},
     "client": {"wire", "transport", "text", "checkpoint", "engine_arguments", "observability"},
-    "client.inproc_client": {"wire", "text", "checkpoint", "core", "engine", "executor.base"},
+    "client.inproc_client": {
+        "wire",
+        "text",
+        "checkpoint",
+        "core",
+        "engine",
+        "executor.base",
+        "observability.trace",
+    },
     "observability": set(),
+    "observability.trace": {"core.step_phases"},
+    "bench": {"client", "core.statistics", "wire"},
     "testing": {
         "wire",
         "transport",
@@ -52,6 +69,7 @@ ALLOWED: dict[str, set[str]] = {
         "text",
     },
     "cli": {
+        "bench",
         "client",
         "text",
         "engine",
@@ -66,7 +84,7 @@ ALLOWED: dict[str, set[str]] = {
 # What these foreign packages may be imported by; others are free.
 FOREIGN: dict[str, set[str]] = {
     "zmq": {"transport"},
-    "trio": {"transport", "engine", "client", "testing", "cli"},
+    "trio": {"transport", "engine", "client", "testing", "cli", "bench"},
     "torch": {"model", "executor.torch_executor"},
     "safetensors": {"model"},
     "gguf": {"model", "gguf_metadata"},

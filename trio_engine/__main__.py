@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "generate": "stream a model's answer to one or several prompts",
     "engine": "run the engine process behind a front end",
+    "bench": "put a load on engines and show what comes of it",
 }
 
 INTERRUPTED_STATUS = 130

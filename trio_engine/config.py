@@ -58,6 +58,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         exit_grace_s: wait for a running step at the end before the process leaves without it.
         outbox_limit_bytes: unsent output of one client, beyond which its requests end with ERROR.
         log_stats: send scheduler statistics, request events and prefill statistics.
+        trace: file for a trace of the newest steps in Chrome's format, written at the end.
     """
 
     model: str = "smollm2"
@@ -88,6 +89,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     exit_grace_s: float = 2.0
     outbox_limit_bytes: int = 16 << 20
     log_stats: bool = True
+    trace: str | None = None
 
     def __post_init__(self) -> None:
         for name, choices in (

@@ -14,7 +14,7 @@ import random
 import statistics
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
@@ -43,27 +43,38 @@ async def measure_model(length: int, num_prompts: int, report: Report) -> None:
     rng = random.Random(0)
     prompts = [[rng.randrange(VOCAB_SIZE) for _ in range(length)] for _ in range(num_prompts)]
     async with open_engine(config) as engine:
-        await first_token_s(engine, list(range(1, 33)))  # warms up both processes
-        calls = [[await first_token_s(engine, prompt) for _ in range(2)] for prompt in prompts]
-    first, second = ([call[n] for call in calls] for n in (0, 1))
+        await first_token(engine, list(range(1, 33)))  # warms up both processes
+        calls = [[await first_token(engine, prompt) for _ in range(2)] for prompt in prompts]
+    first, second = ([call[n].seconds for call in calls] for n in (0, 1))
     report.note(f"{num_prompts} prompts of {length} tokens; lowest / median / highest, s")
     report.note(f"first call   {spread(first)}")
     report.note(f"second call  {spread(second)}")
-    shares = [again / before for before, again in calls]
+    assert all(before.num_cached_tokens == 0 for before, _ in calls), "its prompt was known"
+    num_cached = min(again.num_cached_tokens for _, again in calls)
+    report.note(f"of the second call's tokens {num_cached} were cached")
+    shares = [again.seconds / before.seconds for before, again in calls]
     report.add("the second call's share, median", statistics.median(shares), "", below=MAX_SHARE)
 
 
-async def first_token_s(engine: EngineClient, prompt: list[int]) -> float:
+class FirstToken(NamedTuple):
+    """How long it took, and how much of its prompt was not computed."""
+
+    seconds: float
+    num_cached_tokens: int
+
+
+async def first_token(engine: EngineClient, prompt: list[int]) -> FirstToken:
     """From the call until the first token; the request then ends by itself."""
     params = SamplingParams(temperature=0.0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
     started = trio.current_time()
-    elapsed: float | None = None
+    first: FirstToken | None = None
     async with engine.generate(prompt, params) as stream:
-        async for _ in stream:
-            if elapsed is None:
-                elapsed = trio.current_time() - started
-    assert elapsed is not None
-    return elapsed
+        async for output in stream:
+            if first is None:
+                assert output.num_cached_tokens is not None
+                first = FirstToken(trio.current_time() - started, output.num_cached_tokens)
+    assert first is not None
+    return first
 
 
 def measure_hash(report: Report) -> None:

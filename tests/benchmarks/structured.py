@@ -5,7 +5,7 @@
 
 The null executor takes a fixed time for each step, as a device would, and draws for a structured
 row a token that its grammar allows; the vocabulary is SmolLM2's. A row that sat out every second
-plan would show as a ratio of 0.5. Free and structured rounds take turns, and the best of each
+plan would show as a ratio of 2. Free and structured rounds take turns, and the best of each
 counts: what else the machine does only makes a round slower.
 """
 
@@ -26,7 +26,7 @@ from trio_engine.sampling_params import SamplingParams, StructuredOutputsParams
 if TYPE_CHECKING:
     from trio_engine.client.base import EngineClient
 
-MIN_RATIO = 0.8
+MAX_RATIO = 1.25
 NUM_ROUNDS = 3
 PERSON = {
     "type": "object",
@@ -91,7 +91,7 @@ async def measure(report: Report, *, num_rows: int, step_ms: float, num_tokens: 
     best_free, best_structured = max(rates[False]), max(rates[True])
     report.add("free rows", best_free, "tokens/s")
     report.add("structured rows", best_structured, "tokens/s")
-    report.add("structured / free", best_structured / best_free, f"(at least {MIN_RATIO} is meant)")
+    report.add("free / structured", best_free / best_structured, "", below=MAX_RATIO)
 
 
 def main() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.benchmarks import idle_cpu, leaks, shutdown_times, stalled_client
+from tests.benchmarks import idle_cpu, leaks, shutdown_times, stalled_client, step_phases
 from tests.benchmarks.figures import Report, percentile
 from tests.benchmarks.stalled_client import MAX_MB, NUM_LOGPROBS, Load
 
@@ -66,3 +66,12 @@ async def test_a_stalled_client_that_goes_on_asking_costs_bounded_memory() -> No
     run = await stalled_client.measure(LOAD._replace(adds=True), stalls=True)
     assert set(run.ends) == {"length", "error"}
     assert run.growth_mb < MAX_MB
+
+
+@pytest.mark.slow
+def test_the_cost_of_timing_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    step_phases.main(["--turns=1", "--runs=1", "--requests=1"])
+    shown = capsys.readouterr().out
+    for name in ("engine's processor time", "its bookkeeping", "bookkeeping with a trace"):
+        (line,) = [line for line in shown.splitlines() if name in line]
+        assert float(line.split()[-2]) > 0

@@ -12,6 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.tasks.engine_parts import TEST_TIMEOUT_S
 from trio_engine.core.outbox import Outbox
+from trio_engine.core.step_phases import DeviceClock, StepPhases
 from trio_engine.engine import pumps
 from trio_engine.engine.doorbell import Doorbell
 from trio_engine.engine.inbox import MAX_LISTS, Inbox
@@ -236,6 +237,10 @@ async def stop_reading(router: ZmqSocket, dealer: ZmqSocket, outbox: Outbox) -> 
 # Writing
 
 
+def new_phases() -> StepPhases:
+    return StepPhases(DeviceClock())
+
+
 async def receive(pull: ZmqSocket) -> EngineCoreOutputs:
     return OutputsDecoder().decode(await pull.receive())
 
@@ -244,7 +249,9 @@ async def test_what_is_put_in_after_a_ring_goes_out(outputs: tuple[ZmqSocket, Zm
     push, pull = outputs
     outbox, doorbell = Outbox(0, 5), Doorbell()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(write_outputs, push, outbox, doorbell, Doorbell(), time.monotonic)
+        nursery.start_soon(
+            write_outputs, push, outbox, doorbell, Doorbell(), time.monotonic, new_phases()
+        )
         for request_id in ("x", "y"):
             before = time.monotonic()
             outbox.refuse(request_id, FinishReason.ERROR)
@@ -266,7 +273,7 @@ async def test_the_last_words_are_outputs_then_answers_then_the_death_notice(
     outbox.put_utility_output(UtilityOutput(2, result=UtilityResult(None, 2)))
     outbox.refuse("x", FinishReason.ABORT)
     doorbell.close()
-    await write_outputs(push, outbox, doorbell, Doorbell(), time.monotonic)
+    await write_outputs(push, outbox, doorbell, Doorbell(), time.monotonic, new_phases())
     assert [output.request_id for output in (await receive(pull)).outputs] == ["x"]
     for call_id in (1, 2):
         answer = (await receive(pull)).utility_output
@@ -281,7 +288,9 @@ async def test_a_death_notice_is_not_sent_before_the_end(
     push, pull = outputs
     outbox, doorbell = Outbox(0, 0), Doorbell()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(write_outputs, push, outbox, doorbell, Doorbell(), time.monotonic)
+        nursery.start_soon(
+            write_outputs, push, outbox, doorbell, Doorbell(), time.monotonic, new_phases()
+        )
         outbox.mark_dead()
         doorbell.ring()
         await wait_all_tasks_blocked()
@@ -297,5 +306,5 @@ async def test_nothing_to_say_sends_nothing(outputs: tuple[ZmqSocket, ZmqSocket]
     doorbell = Doorbell()
     doorbell.ring()
     doorbell.close()
-    await write_outputs(push, Outbox(0, 0), doorbell, Doorbell(), time.monotonic)
+    await write_outputs(push, Outbox(0, 0), doorbell, Doorbell(), time.monotonic, new_phases())
     assert push.statistics().messages_sent == 0

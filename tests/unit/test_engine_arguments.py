@@ -45,6 +45,7 @@ OTHER_VALUES: dict[str, list[Any]] = {
     "exit_grace_s": [0.5],
     "outbox_limit_bytes": [1],
     "log_stats": [False],
+    "trace": ["/tmp/a b.json"],
 }
 """For each field, values that are not its default."""
 

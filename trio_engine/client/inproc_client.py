@@ -24,6 +24,7 @@ from trio_engine.engine.inbox import Arrival
 from trio_engine.engine.step_loop import StepLoop
 from trio_engine.engine.utility import UtilityCalls
 from trio_engine.errors import EngineDeadError, EngineStartError
+from trio_engine.observability.trace import Trace
 from trio_engine.text.processor import TextProcessor
 from trio_engine.wire.codec import RequestDecoder, UndecodableRequest
 from trio_engine.wire.messages import EngineZmqAddresses
@@ -129,6 +130,14 @@ class _InprocEngine:
             doorbell=doorbell,
             on_output=lambda _: self._output_bell.ring(),
         )
+        trace = Trace(self._config.trace)
+        trace.attach(self.loop.phases)
+        try:
+            await self._run_loop()
+        finally:
+            trace.write()
+
+    async def _run_loop(self) -> None:
         async with trio.open_nursery() as nursery:
             self.loop.start_utility_call = UtilityCalls(self.loop, nursery, {}).start
             compiler = GuardedCompiler(self._config, self.properties.vocab_size)

@@ -30,6 +30,9 @@ LAST_OUTPUTS_S = 0.1
 """Between a process's end and the news of it: what it sent last is in the socket's buffer, and
 ZeroMQ's thread hands it on within a few ms."""
 
+SPAWNED_ENGINE = ExpectedEngine(0, local=True)
+"""What an engine says of itself that its front end has spawned."""
+
 
 async def wait_process_ready(
     front_end: FrontEnd,
@@ -37,6 +40,7 @@ async def wait_process_ready(
     load: TokenizerLoad,
     tasks: ServiceTasks,
     start_timeout_s: float,
+    expected: ExpectedEngine = SPAWNED_ENGINE,
 ) -> dict[int, ReadyResponse | None]:
     """Brings up the engine that was just spawned, and waits for its tokenizer beside it.
 
@@ -50,7 +54,7 @@ async def wait_process_ready(
     with trio.move_on_after(start_timeout_s) as scope:
         tasks.start_soon(_cancel_at_exit, process, scope)
         try:
-            engines = await front_end.wait_engines_ready([ExpectedEngine(0, local=True)])
+            engines = await front_end.wait_engines_ready([expected])
             await load.wait_loaded()
             return engines
         except EngineStartError as broken:

@@ -36,6 +36,7 @@ from trio_engine.engine.shutdown import Shutdown, watch_owner, watch_signals
 from trio_engine.engine.step_loop import StepLoop
 from trio_engine.engine.utility import UtilityCalls, UtilityHandler
 from trio_engine.errors import EngineDeadError, EngineError, EngineStartError
+from trio_engine.observability.trace import Trace
 from trio_engine.transport.context import open_context
 from trio_engine.transport.ipc import remove_abandoned
 from trio_engine.wire.handshake import EngineHandshake
@@ -132,6 +133,7 @@ class EngineCoreProc:
         self._loop: StepLoop | None = None
         self._grammar_compiler: GrammarSource | None = None
         self._is_ready = False
+        self._trace = Trace(config.trace)
 
     @property
     def core(self) -> EngineCore | None:
@@ -139,8 +141,8 @@ class EngineCoreProc:
         return None if self._loop is None else self._loop.core
 
     def statistics(self) -> EngineCoreStatistics | None:
-        """The core's counts; None before the executor is loaded."""
-        return None if self.core is None else self.core.statistics()
+        """The core's counts, and where the time of its steps went; None before the load's end."""
+        return None if self._loop is None else self._loop.statistics()
 
     @property
     def has_abandoned_threads(self) -> bool:
@@ -179,6 +181,8 @@ class EngineCoreProc:
         except* trio.Cancelled:
             if not causes:  # a failure must not hide behind a cancellation
                 raise
+        finally:
+            self._trace.write()
         if causes:
             summary = str(causes[0]) or repr(causes[0])
             if self._is_ready:
@@ -282,6 +286,7 @@ class EngineCoreProc:
             doorbell=doorbell,
             on_output=self._links.ring,
         )
+        self._trace.attach(loop.phases)
         loop.start_utility_call = UtilityCalls(loop, work, self._utilities).start
         self._grammar_compiler = self._make_grammar_compiler(properties.vocab_size)
         loop.grammars = GrammarService(self._grammar_compiler, work, loop.put_grammar)
@@ -357,6 +362,7 @@ class EngineCoreProc:
             await self._context.aclose()
         except Exception:
             logger.exception("last_words_failed")  # and go: nothing else would end the process
+        self._trace.write()
         logging.shutdown()
         os._exit(status)
 

@@ -19,6 +19,7 @@ import msgspec
 import trio
 
 from trio_engine.core.plan import DeviceCommand, ExecutorProperties, StepPlan, StepResult
+from trio_engine.core.step_phases import DeviceClock
 from trio_engine.errors import RequestStepError
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class ForwardThread:
 
     Attributes:
         events: what came back, oldest first; the step loop takes them out.
+        device: when the executor had a plan.
         is_loading: whether nothing has come back yet, not even that the load failed.
     """
 
@@ -90,6 +92,7 @@ class ForwardThread:
         call_in_trio: Callable[..., object],
     ) -> None:
         self.events: deque[ForwardEvent] = deque()
+        self.device = DeviceClock()
         self.is_loading = True
         self._executor = executor
         self._on_event = on_event
@@ -189,6 +192,7 @@ class ForwardThread:
         if self._drops_plans and not plan.reset:
             return
         self._drops_plans = False
+        self.device.launched()
         try:
             self._executor.launch(plan)
         except RequestStepError as error:
@@ -208,6 +212,7 @@ class ForwardThread:
         except RequestStepError as error:
             self._fail(plan, error)
             return False
+        self.device.collected(plan)
         self._deliver(result)
         return True
 
@@ -217,6 +222,7 @@ class ForwardThread:
             with contextlib.suppress(RequestStepError):
                 self._executor.collect()
         self._launched.clear()
+        self.device.stopped()
         self._deliver(StepFailed(plan.plan_id, error))
 
     def _command(self, command: DeviceCommand) -> None:

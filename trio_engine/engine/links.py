@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from trio_engine.core.outbox import Outbox
+    from trio_engine.core.step_phases import StepPhases
     from trio_engine.engine.step_loop import StepLoop
     from trio_engine.transport.base import MessageConnections, MessageContext, MessageSocket
     from trio_engine.wire.messages import EngineZmqAddresses
@@ -96,7 +97,9 @@ class ClientLinks:
             socket.connect(address)
             writer = _Writer()
             self._writers.append(writer)
-            writers.start_soon(self._write, writer, socket, outbox, name=f"writer {address}")
+            writers.start_soon(
+                self._write, writer, socket, outbox, loop.phases, name=f"writer {address}"
+            )
             writers.start_soon(self._watch, writer, connections, name=f"client at {address}")
         pairs = zip(outboxes, self._writers, addresses.inputs, strict=True)
         for outbox, writer, address in pairs:
@@ -129,10 +132,14 @@ class ClientLinks:
         for writer in self._writers:
             await writer.done.wait()
 
-    async def _write(self, writer: _Writer, socket: MessageSocket, outbox: Outbox) -> None:
+    async def _write(
+        self, writer: _Writer, socket: MessageSocket, outbox: Outbox, phases: StepPhases
+    ) -> None:
         try:
             with writer.scope:
-                await write_outputs(socket, outbox, writer.doorbell, writer.room, self._clock)
+                await write_outputs(
+                    socket, outbox, writer.doorbell, writer.room, self._clock, phases
+                )
             if writer.scope.cancelled_caught and not writer.client_has_left:
                 logger.warning("outputs_dropped client=%d", outbox.client_index)
                 socket.drop_linger()  # its client had its time

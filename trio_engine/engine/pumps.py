@@ -6,6 +6,7 @@ Engine. They move messages and decide nothing; what cannot be decoded is passed 
 from __future__ import annotations
 
 import contextlib
+from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 import trio
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trio_engine.core.outbox import Outbox
+    from trio_engine.core.step_phases import StepPhases
     from trio_engine.engine.doorbell import Doorbell
     from trio_engine.engine.inbox import Inbox
     from trio_engine.transport.base import MessageSocket
@@ -78,6 +80,7 @@ async def write_outputs(
     doorbell: Doorbell,
     room: Doorbell,
     clock: Callable[[], float],
+    phases: StepPhases,
 ) -> None:
     """Sends whatever is in a client's outbox, until the doorbell is closed.
 
@@ -89,13 +92,27 @@ async def write_outputs(
     last words cancels a writer.
     """
     encoder = OutputsEncoder()
+
+    async def send_timed() -> None:
+        start = perf_counter_ns()
+        for message in outbox.take(clock()):
+            frames = encoder.encode(message)
+            encoded = perf_counter_ns()
+            await socket.send(frames)
+            sent = perf_counter_ns()
+            phases.note_message(outbox.client_index, start, encoded, sent)
+            start = sent
+
     while True:
         try:
             await doorbell.wait()
         except trio.EndOfChannel:
             break
-        for message in outbox.take(clock()):
-            await socket.send(encoder.encode(message))
+        if phases.is_timed:
+            await send_timed()
+        else:
+            for message in outbox.take(clock()):
+                await socket.send(encoder.encode(message))
         room.ring()
     for message in outbox.take(clock()):
         await socket.send(encoder.encode(message))

@@ -10,9 +10,11 @@ import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import trio
 
 from trio_engine.core.plan import DeviceCommand, StepResult
+from trio_engine.core.step_phases import StepPhase, StepPhases
 from trio_engine.engine.forward_thread import Broken, CommandDone, Loaded, StepFailed
 from trio_engine.engine.inbox import Inbox
 from trio_engine.errors import StepError, brief
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from trio_engine.core.engine_core import EngineCore
     from trio_engine.core.plan import RowGrammar
     from trio_engine.core.request import Request
+    from trio_engine.core.statistics import EngineCoreStatistics
     from trio_engine.engine.doorbell import Doorbell
     from trio_engine.engine.forward_thread import ForwardEvent, ForwardThread
     from trio_engine.engine.grammar_service import GrammarService
@@ -52,6 +55,7 @@ class StepLoop:
         inbox: where readers put what came.
         start_utility_call: takes a utility call; set by who owns the calls' nursery.
         grammars: compiles for requests that need it; set by the same.
+        phases: where the time of steps goes.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class StepLoop:
         self.inbox = Inbox(doorbell)
         self.start_utility_call: Callable[[UtilityCall], object] = self.refuse_utility_call
         self.grammars: GrammarService | None = None
+        self.phases = StepPhases(forward.device)
         self._forward = forward
         self._pipeline_depth = pipeline_depth
         self._doorbell = doorbell
@@ -148,6 +153,10 @@ class StepLoop:
         """Has the loop take a turn: the core was changed outside of one."""
         self._doorbell.ring()
 
+    def statistics(self) -> EngineCoreStatistics:
+        """The core's counts, and where the time of its steps went."""
+        return msgspec.structs.replace(self.core.statistics(), steps=self.phases.statistics())
+
     async def wait_paused(self, number: int) -> None:
         """Returns when a pause has come to rest: nothing runs any more.
 
@@ -203,14 +212,31 @@ class StepLoop:
     # One turn
 
     def _turn(self) -> None:
+        phases = self.phases
+        is_timed = phases.begin_turn()
         self._take_input()
+        if is_timed:
+            phases.mark(StepPhase.ADMIT)
         self._take_events()
         self._pass_on_grammars()
+        if is_timed:
+            phases.mark(StepPhase.SETTLE)
+        self._note_known()
         self._plan()
+        if is_timed:
+            phases.mark(StepPhase.PLAN)
         if not self.core.num_plans_in_flight:
             self.core.flush_stats()
         self._after_turn.unpark_all()
         self._ring_writers()
+        if is_timed:
+            phases.end_turn(waits=self.core.num_plans_in_flight > 0)
+
+    def _note_known(self) -> None:
+        device = self.phases.device
+        is_known = self.core.has_requests and not self.core.pause_state.is_on
+        if is_known is not device.is_known:
+            device.note_known(is_known)
 
     def _take_input(self) -> None:
         for arrival in self.inbox.take():

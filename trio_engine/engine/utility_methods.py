@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import trio
 
 from trio_engine.core.admission import check_adapter
@@ -25,9 +26,10 @@ DUMMY_BATCH_COMMAND = "execute_dummy_batch"
 
 
 def built_in_methods(loop: StepLoop) -> dict[str, Callable[..., Any]]:
-    """All methods that front ends of vLLM 0.25.1 may call, by name."""
+    """All methods that front ends of vLLM 0.25.1 may call, and ``get_statistics``, by name."""
     return {
         "get_supported_tasks": lambda: [SERVED_TASK],
+        "get_statistics": lambda: msgspec.to_builtins(loop.statistics()),
         **_pausing(SleepCalls(loop)),
         **_caches(loop),
         **_device(loop),

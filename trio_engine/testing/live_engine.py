@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
+from trio_engine.client.engine_command import fill_in, uses_port
 from trio_engine.client.process import EngineProcess, open_engine_process
 from trio_engine.client.service_tasks import ServiceTasks, open_service_tasks
 from trio_engine.testing.wire_front_end import WireFrontEnd
@@ -19,12 +20,9 @@ from trio_engine.wire.handshake import ExpectedEngine
 
 if TYPE_CHECKING:
     import signal
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator
 
     from trio_engine.testing.core_driver import RequestLog
-
-HANDSHAKE = "{handshake}"
-PORT = "{port}"
 
 NUM_CLIENTS = 2
 NUM_TOKENS = 12
@@ -162,10 +160,11 @@ async def _cancel_at_exit(process: EngineProcess, scope: trio.CancelScope) -> No
 async def open_live_engine(under_check: EngineUnderCheck) -> AsyncIterator[LiveEngine]:
     """Spawns an engine, which has said nothing yet; kills it at the end if it still runs."""
     expected = ExpectedEngine(0, local=not under_check.is_headless)
-    uses_port = any(PORT in word for word in under_check.command)
     async with (
         WireFrontEnd(
-            NUM_CLIENTS, engine=expected, host="127.0.0.1" if uses_port else None
+            NUM_CLIENTS,
+            engine=expected,
+            host="127.0.0.1" if uses_port(under_check.command) else None,
         ) as front_end,
         open_service_tasks() as tasks,
         open_engine_process(
@@ -176,9 +175,3 @@ async def open_live_engine(under_check: EngineUnderCheck) -> AsyncIterator[LiveE
         ) as process,
     ):
         yield LiveEngine(under_check, front_end, process, tasks)
-
-
-def fill_in(command: Sequence[str], handshake_address: str) -> list[str]:
-    """The command with the address in the place of ``{handshake}``, and its port of ``{port}``."""
-    port = handshake_address.rpartition(":")[2]
-    return [word.replace(HANDSHAKE, handshake_address).replace(PORT, port) for word in command]
