@@ -196,10 +196,18 @@ def test_the_reference_lists_the_engine_options() -> None:
     assert {flag for row in rows for flag in in_backticks(row[0])} == flags
 
 
-@pytest.mark.parametrize("command", ["generate", "engine"])
+def flags_of(parser: argparse.ArgumentParser) -> set[str]:
+    """Of a command, and of the commands below it."""
+    flags = {flag for action in parser._actions for flag in action.option_strings}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            flags = flags.union(*map(flags_of, action.choices.values()))
+    return flags
+
+
+@pytest.mark.parametrize("command", ["generate", "engine", "bench"])
 def test_the_reference_lists_the_flags_of_a_command(command: str) -> None:
-    module = importlib.import_module(f"trio_engine.cli.{command}")
-    flags = {flag for action in module._parser()._actions for flag in action.option_strings}
+    flags = flags_of(importlib.import_module(f"trio_engine.cli.{command}")._parser())
     page = (DOCS / "reference" / "cli.md").read_text()
     shown = {text.split()[0] for text in in_backticks(page) if text.startswith("--")}
     assert flags - {"-h", "--help"} <= shown

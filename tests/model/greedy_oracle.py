@@ -75,8 +75,8 @@ class GreedyOracle:
 
     def __init__(self, model: str = "smollm2") -> None:
         path = locate_model(model).path
-        self._tokenizer = _pretrained("AutoTokenizer", path)
-        self._model = _pretrained("AutoModelForCausalLM", path, dtype=torch.float32).eval()
+        self._tokenizer = load_pretrained("AutoTokenizer", path)
+        self._model = load_pretrained("AutoModelForCausalLM", path, dtype=torch.float32).eval()
 
     def prompts(self) -> list[list[int]]:
         """Token ids of all twenty prompts: chat turns first, then texts to go on with."""
@@ -131,7 +131,8 @@ class GreedyOracle:
         assert len(parted) <= MAX_TIES, f"too many ties: {parted}"
 
 
-def _pretrained(class_name: str, path: Path, **options: Any) -> Any:
+def load_pretrained(class_name: str, path: Path, **options: Any) -> Any:
+    """An object of transformers', made of one GGUF file."""
     import transformers
 
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:

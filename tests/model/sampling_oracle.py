@@ -6,6 +6,7 @@ to differ for another token.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +18,7 @@ from transformers.generation.logits_process import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from trio_engine.model.draw import seed_of_row, uniforms
+from trio_engine.model.draw import draw_numbers, seed_of_row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,11 +100,23 @@ def choose(
         return Choice(int(edited.argmax()), float(best - second))
     assert params.seed is not None
     seed = np.array([seed_of_row(params.seed)], dtype=np.uint64)
-    number = float(uniforms(seed, np.array([len(output)]))[0])
     probabilities, margin = cut_probabilities(edited, params)
-    borders = np.cumsum(probabilities)
-    margin = min(margin, float(np.abs(borders[:-1] - number).min()))
-    return Choice(int((borders > number * borders[-1]).argmax()), margin)
+    drawn = drawn_in_rounds(probabilities, draw_numbers(seed, np.array([len(output)]))[0])
+    return Choice(drawn.token_id, min(margin, drawn.margin))
+
+
+def drawn_in_rounds(probabilities: Floats, numbers: Floats) -> Choice:
+    """Each number picks one of equally many parts of what is left of the vocabulary."""
+    width = next(width for width in itertools.count(1) if width**3 >= len(probabilities))
+    start, size, margin = 0, width**3, 1.0
+    for number in numbers:
+        size //= width
+        starts = range(start, start + size * width, size)
+        masses = [float(probabilities[first : first + size].sum()) for first in starts]
+        borders = np.cumsum(masses) / sum(masses)
+        margin = min(margin, float(np.abs(borders[:-1] - number).min()))
+        start = starts[int((borders > number).argmax())]
+    return Choice(start, margin)
 
 
 def cut_probabilities(edited: Floats, params: SamplingParams) -> tuple[Floats, float]:

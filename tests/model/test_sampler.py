@@ -96,11 +96,20 @@ COMBINATIONS: list[dict[str, Any]] = [
 NUM_SEEDS = 20_000
 
 
-@torch.inference_mode()
 def seed_counts(
     logits: torch.Tensor, fields: dict[str, Any], *, num_seeds: int = NUM_SEEDS, position: int = 0
 ) -> list[int]:
     """How often each token of one row is drawn by the seeds from 0 on, all in one batch."""
+    drawn = seed_draws(logits, fields, num_seeds, position)
+    counts: list[int] = drawn.bincount(minlength=logits.numel()).tolist()
+    return counts
+
+
+@torch.inference_mode()
+def seed_draws(
+    logits: torch.Tensor, fields: dict[str, Any], num_seeds: int, position: int
+) -> torch.Tensor:
+    """The token of one row that each of the seeds from 0 on draws, all in one batch."""
     rows = Rows(logits.numel(), num_seeds, 1, 4, 1)
     rows.num_tokens[:] = position
     sampler = Sampler(rows, logits.numel(), CPU)
@@ -109,9 +118,7 @@ def seed_counts(
     for column in (options.temperature, options.min_p, options.top_k, options.top_p):
         column[:] = column[0]
     options.seed[:] = np.arange(num_seeds)
-    sampled = sampler.sample(logits.repeat(num_seeds, 1), np.arange(num_seeds))
-    counts: list[int] = sampled.token_ids.bincount(minlength=logits.numel()).tolist()
-    return counts
+    return sampler.sample(logits.repeat(num_seeds, 1), np.arange(num_seeds)).token_ids
 
 
 def chi_square_p_value(counts: list[int], probabilities: list[float]) -> float:
@@ -149,6 +156,24 @@ def test_seeds_give_the_exact_distribution(fields: dict[str, Any], position: int
     assert chi_square_p_value(seed_counts(logits, fields, position=position), expected) > 1e-4
 
 
+def test_the_last_bits_of_logits_change_hardly_a_draw() -> None:
+    """They depend on the neighbours of a row, and most tokens of a vocabulary are unlikely."""
+    logits = random_logits(1, seed=1, vocab=49_152)[0]
+    nearly = logits + 3e-5 * random_logits(1, seed=2, vocab=49_152)[0]
+    num_changed = 0
+    for position in range(4):
+        drawn, drawn_nearly = (seed_draws(row, {}, 250, position) for row in (logits, nearly))
+        num_changed += int((drawn != drawn_nearly).sum())
+    assert num_changed <= 1
+
+
+@pytest.mark.parametrize("vocab", [1, 2, 7, 8, 9, 27, 28, 1000, 1001])
+def test_every_token_of_any_vocabulary_can_be_drawn(vocab: int) -> None:
+    counts = seed_counts(torch.zeros(vocab), {}, num_seeds=20 * vocab)
+    assert len(counts) == vocab
+    assert min(counts) > 0
+
+
 @pytest.mark.parametrize("shift", [-0.05, 0.05])
 @pytest.mark.parametrize("fields", COMBINATIONS, ids=str)
 def test_the_distribution_test_finds_a_nucleus_that_is_off(
@@ -171,6 +196,7 @@ def test_the_distribution_test_takes_the_expected_counts() -> None:
     assert chi_square_p_value([1, 9999], [0.0, 1.0]) == 0.0
 
 
+@pytest.mark.known_fault(kind="shared-draws")
 def test_neighbours_do_not_matter() -> None:
     """Each row alone gives what it gives among others of every kind, in any order."""
     logits = random_logits(8, seed=4, vocab=300)
@@ -256,6 +282,7 @@ def test_greedy_takes_the_largest_logit() -> None:
     assert num_nans is None
 
 
+@pytest.mark.known_fault(kind="lost-stop-rule")
 def test_stop_tokens_are_masked_until_min_tokens() -> None:
     logits = torch.zeros(4, VOCAB)
     logits[:, 5], logits[:, 6], logits[:, 7] = 9.0, 8.0, 7.0
@@ -264,6 +291,7 @@ def test_stop_tokens_are_masked_until_min_tokens() -> None:
     assert sample(logits, [option] * 4, [0, 2, 3, 4])[0] == [7, 7, 5, 5]
 
 
+@pytest.mark.known_fault(kind="token-out-of-range")
 def test_stop_tokens_outside_the_vocabulary_reach_no_other_row() -> None:
     logits = random_logits(3)
     option = params(temperature=0.0, min_tokens=1, stop_token_ids=[VOCAB, VOCAB + 3, -1])

@@ -7,9 +7,10 @@ import trio
 
 from tests.process.engine_programs import engine_command, scripted_command
 from tests.process.stand_ins import exits
+from trio_engine.client.engine_command import fill_in
 from trio_engine.testing.check_engine import check_engine, main
 from trio_engine.testing.engine_report import EngineReport, Finding
-from trio_engine.testing.live_engine import EngineUnderCheck, fill_in
+from trio_engine.testing.live_engine import EngineUnderCheck
 from trio_engine.testing.wire_faults import WIRE_FAULTS, FaultContext, WireFault
 from trio_engine.wire.codec import RequestDecoder, UndecodableRequest
 

@@ -37,6 +37,17 @@ def test_a_child_is_found_until_it_is_reaped() -> None:
     assert wait_leaks_gone(before) == []
 
 
+def test_a_child_that_was_there_before_is_none_whatever_it_does() -> None:
+    command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE)
+    assert child.stdin is not None
+    before = take_snapshot()
+    child.stdin.close()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # its state is another one now
+    assert not any("process" in leak for leak in find_leaks(before))
+    child.wait()
+
+
 def test_a_thread_is_found() -> None:
     before = take_snapshot()
     may_end = threading.Event()

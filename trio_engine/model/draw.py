@@ -18,6 +18,15 @@ _FIRST_FACTOR = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND_FACTOR = np.uint64(0x94D049BB133111EB)
 _SEED_MASK = 2**64 - 1
 
+NUM_ROUNDS = 3
+"""A draw picks a group of groups of tokens, then a group, then a token, each by its own number."""
+
+
+def draw_numbers(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The numbers of a draw's rounds, ``[n, NUM_ROUNDS]``; arguments as for ``uniforms``."""
+    rounds = positions[:, None] * NUM_ROUNDS + np.arange(NUM_ROUNDS)
+    return uniforms(seeds[:, None], rounds)
+
 
 def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
     """One number in [0, 1) with 53 random bits for each pair of seed and position.
@@ -26,8 +35,8 @@ def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray
     element at the position is the number. Equal on every machine.
 
     Args:
-        seeds: ``[n]``.
-        positions: ``[n]``, how many output tokens the row has.
+        seeds: ``[n]``, or what goes with the positions.
+        positions: ``[n]``, of one number after the other under a seed.
     """
     hashed = _mix(_mix(seeds) + positions.astype(np.uint64) * _STEP)
     return (hashed >> np.uint64(11)).astype(np.float64) * 2.0**-53

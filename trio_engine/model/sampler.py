@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from trio_engine.model.device import to_device
-from trio_engine.model.draw import uniforms
+from trio_engine.model.draw import NUM_ROUNDS, draw_numbers
 from trio_engine.model.logit_edits import LogitEdits
 from trio_engine.model.logprobs import LogprobsGroup
 from trio_engine.model.sampled_logprobs import SampledLogprobs
@@ -139,8 +140,8 @@ class Sampler:
             weights.masked_fill_(weights < to_device(min_p, device)[:, None], 0)
         if (top_k < logits.shape[1]).any() or (top_p < 1).any():
             _cut_tail(weights, top_k, top_p)
-        numbers = uniforms(options.seed[slots], self._rows.num_output(slots))
-        return _invert(weights, to_device(numbers, device))
+        numbers = draw_numbers(options.seed[slots], self._rows.num_output(slots))
+        return _draw_in_rounds(weights, to_device(numbers, device))
 
 
 def _drop_nans(logits: Tensor) -> Tensor | None:
@@ -213,13 +214,36 @@ def _largest(weights: Tensor, width: int) -> Tensor:
     return weights.topk(width).values
 
 
-def _invert(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Inverts the cumulative weights, in the vocabulary's order, at ``uniform`` ``[num_rows]``.
+def _draw_in_rounds(weights: Tensor, numbers: Tensor) -> Tensor:
+    """Draws by weight: the vocabulary in equal groups of groups, ``numbers`` one for each round.
 
-    In float64 and a fixed order, a difference in the last bit of a logit moves the result only
-    where the number falls that close to a border.
+    The last bits of logits depend on a row's neighbours, and a draw must not. All tokens in one
+    round have tens of thousands of borders, crowded among the unlikely ones, and about every
+    thousandth number falls too near to one (measured); three short rounds have a hundred borders.
     """
-    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
-    targets = cumulative[:, -1:] * uniform[:, None]
-    picked = torch.searchsorted(cumulative, targets, right=True).squeeze(1)
-    return picked.clamp_(max=weights.shape[1] - 1)
+    num_rows, vocab_size = weights.shape
+    width = _group_width(vocab_size)
+    groups = pad(weights, (0, width**NUM_ROUNDS - vocab_size))
+    every_row = torch.arange(num_rows, device=weights.device)
+    token_ids = torch.zeros_like(every_row)
+    for number in numbers.unbind(dim=1):
+        groups = groups.view(num_rows, width, -1)
+        picked = _invert(groups.sum(dim=-1, dtype=torch.float64), number)
+        token_ids = token_ids * width + picked
+        groups = groups[every_row, picked]
+    return token_ids
+
+
+def _group_width(vocab_size: int) -> int:
+    """How many groups a round has, so that the rounds together tell all tokens apart."""
+    width: int = round(vocab_size ** (1 / NUM_ROUNDS))
+    return width if width**NUM_ROUNDS >= vocab_size else width + 1
+
+
+def _invert(masses: Tensor, number: Tensor) -> Tensor:
+    """Inverts the cumulative masses ``[num_rows, num_groups]``; never picks an empty group."""
+    cumulative = masses.cumsum(dim=-1)
+    total = cumulative[:, -1:]
+    # Rounding must not reach the total, behind which there is nothing.
+    targets = torch.minimum(total * number[:, None], torch.nextafter(total, total - 1))
+    return torch.searchsorted(cumulative, targets, right=True).squeeze(1)

@@ -16,16 +16,11 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from trio_engine.client.engine_command import HANDSHAKE, PORT
 from trio_engine.errors import EngineError
 from trio_engine.testing.engine_promises import CALLS, EARLY_ENDS, ENDS, SERVING, survives
 from trio_engine.testing.engine_report import EngineReport, Finding
-from trio_engine.testing.live_engine import (
-    HANDSHAKE,
-    PORT,
-    EngineUnderCheck,
-    LiveEngine,
-    open_live_engine,
-)
+from trio_engine.testing.live_engine import EngineUnderCheck, LiveEngine, open_live_engine
 from trio_engine.testing.wire_faults import WIRE_FAULTS
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 DEFAULT_GRACE_S = 2.0
 """How long a leak may take to go away. Threads end a moment after what waits for them, and
@@ -40,9 +40,12 @@ OWN_FILES = "trio-engine-*"
 
 
 class Snapshot(NamedTuple):
-    """What this process holds at one moment, each thing by a name to report it by."""
+    """What this process holds at one moment, each thing by a name to report it by.
 
-    processes: frozenset[str]
+    Children are process ids: what else is known of one, as its state, changes while it lives.
+    """
+
+    processes: frozenset[int]
     threads: frozenset[str]
     zmq_contexts: frozenset[str]
     descriptors: frozenset[str]
@@ -55,7 +58,7 @@ def take_snapshot() -> Snapshot:
     threads = threading.enumerate()
     collectors = [thread for thread in threads if _is_zmq_collector(thread)]
     return Snapshot(
-        processes=frozenset(_children()),
+        processes=frozenset(map(int, _child_pids())),
         threads=frozenset(
             f"thread {thread.name!r} ({thread.ident})"
             for thread in threads
@@ -75,7 +78,7 @@ def find_leaks(before: Snapshot) -> list[str]:
     if now.has_zmq_collector and not before.has_zmq_collector:
         contexts = contexts[1:]  # the collector's own, which stays with it
     return [
-        *sorted(now.processes - before.processes),
+        *_describe_children(now.processes - before.processes),
         *sorted(now.threads - before.threads),
         *contexts,
         *sorted(now.descriptors - before.descriptors),
@@ -118,9 +121,9 @@ def _is_zmq_collector(thread: threading.Thread) -> bool:
     return (type(thread).__module__, type(thread).__name__) == ZMQ_COLLECTOR
 
 
-def _children() -> Iterator[str]:
+def _describe_children(pids: Iterable[int]) -> Iterator[str]:
     """Child processes, those that ended and were not reaped included."""
-    for pid in _child_pids():
+    for pid in sorted(pids):
         with suppress(OSError):  # it was reaped meanwhile
             # The state stands after the name, which may hold spaces and parentheses.
             state = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()[0]
