@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.benchmarks import idle_cpu, leaks, shutdown_times, stalled_client, step_phases
+from tests.benchmarks import (
+    burst,
+    idle_cpu,
+    leaks,
+    shutdown_times,
+    stalled_client,
+    step_phases,
+    waiting_memory,
+)
 from tests.benchmarks.figures import Report, percentile
 from tests.benchmarks.stalled_client import MAX_MB, NUM_LOGPROBS, Load
 
@@ -41,6 +49,19 @@ async def test_an_engine_that_is_stopped_tells_every_request(case: shutdown_time
 @pytest.mark.slow
 def test_an_engine_without_work_uses_no_processor_time() -> None:
     assert idle_cpu.main(["--executor", "null", "--seconds", "2"]) == 0
+
+
+@pytest.mark.slow
+def test_a_request_that_waits_costs_little_more_than_its_tokens() -> None:
+    assert waiting_memory.main(["--requests", "2000"]) == 0
+
+
+@pytest.mark.slow
+def test_streams_go_on_beside_a_burst(capsys: pytest.CaptureFixture[str]) -> None:
+    """How fast is for a quiet machine to say."""
+    burst.main(["--bursts", "1"])
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "in the burst" in line]
+    assert float(line.split()[6]) > 0.0
 
 
 LOAD = Load("small", num_requests=16, num_tokens=200, step_ms=1.0, limit_bytes=200_000)

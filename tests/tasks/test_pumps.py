@@ -16,7 +16,13 @@ from trio_engine.core.step_phases import DeviceClock, StepPhases
 from trio_engine.engine import pumps
 from trio_engine.engine.doorbell import Doorbell
 from trio_engine.engine.inbox import MAX_LISTS, Inbox
-from trio_engine.engine.pumps import MAX_MESSAGES_PER_SLICE, read_requests, write_outputs
+from trio_engine.engine.pumps import (
+    MAX_BYTES_PER_SLICE,
+    MAX_MESSAGES_PER_SLICE,
+    next_limit,
+    read_requests,
+    write_outputs,
+)
 from trio_engine.outputs import FinishReason, UtilityOutput, UtilityResult
 from trio_engine.transport.context import ZmqContext, open_context
 from trio_engine.transport.socket import SocketKind
@@ -93,6 +99,33 @@ async def test_a_burst_is_read_whole_and_in_order(inputs: tuple[ZmqSocket, ZmqSo
     router, dealer = inputs
     inbox = CountingInbox()
     ids = [str(i) for i in range(10 * MAX_MESSAGES_PER_SLICE)]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read_requests, dealer, Outbox(3, 0), Doorbell(), inbox)
+        await send_aborts(router, *ids)
+        await inbox.wait_ids(len(ids))
+        nursery.cancel_scope.cancel()
+    assert inbox.ids == ids
+
+
+@pytest.mark.parametrize(
+    ("sizes", "limit"),
+    [
+        ([100, 20], MAX_MESSAGES_PER_SLICE),
+        ([0], MAX_MESSAGES_PER_SLICE),
+        ([10, MAX_BYTES_PER_SLICE // 3], 3),
+        ([MAX_BYTES_PER_SLICE * 5, 10], 1),
+    ],
+)
+def test_large_messages_are_read_in_smaller_slices(sizes: list[int], limit: int) -> None:
+    assert next_limit([[b"", bytes(size)] for size in sizes]) == limit
+
+
+async def test_large_messages_are_read_whole_and_in_order(
+    inputs: tuple[ZmqSocket, ZmqSocket],
+) -> None:
+    router, dealer = inputs
+    inbox = CountingInbox()
+    ids = [f"{i}-{'x' * (i * MAX_BYTES_PER_SLICE // 10)}" for i in range(40)]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(read_requests, dealer, Outbox(3, 0), Doorbell(), inbox)
         await send_aborts(router, *ids)

@@ -16,7 +16,7 @@ from trio_engine.wire.codec import OutputsEncoder, RequestDecoder, UndecodableRe
 from trio_engine.wire.messages import ENGINE_CORE_DEAD
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from trio_engine.core.outbox import Outbox
     from trio_engine.core.step_phases import StepPhases
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from trio_engine.transport.base import MessageSocket
     from trio_engine.wire.messages import Frames
 
-# Messages decoded between two checkpoints: about 1 ms of work, so that a burst of requests does
-# not keep the step loop from its turn.
+# Messages decoded between two checkpoints, and their bytes: about 1 ms of work for the reader and
+# then for the step loop, so that a burst of requests does not keep the device waiting.
 MAX_MESSAGES_PER_SLICE = 32
+MAX_BYTES_PER_SLICE = 16 << 10
 
 # What a reader still takes when it is cancelled. Only a flood has more, and must not hold up the
 # end.
@@ -47,6 +48,7 @@ async def read_requests(
     client_index = outbox.client_index
     decoder = RequestDecoder()
     held: list[Arrival] = []
+    limit = MAX_MESSAGES_PER_SLICE
 
     async def wait_room() -> None:
         while outbox.is_full:
@@ -61,7 +63,8 @@ async def read_requests(
     try:
         while True:
             await wait_room()
-            messages = await socket.receive_many(MAX_MESSAGES_PER_SLICE)
+            messages = await socket.receive_many(limit)
+            limit = next_limit(messages)
             held = [decode(frames) for frames in messages]
             await wait_room()  # the outbox may have filled since the first look
             arrivals, held = held, []
@@ -72,6 +75,12 @@ async def read_requests(
             for _ in range(MAX_LAST_MESSAGES):
                 inbox.put_last([decode(socket.receive_nowait())])
         raise
+
+
+def next_limit(messages: Sequence[Frames]) -> int:
+    """How many messages to take at once, if they are as large as the largest of the last ones."""
+    largest = max(sum(map(len, frames)) for frames in messages)
+    return max(1, min(MAX_MESSAGES_PER_SLICE, MAX_BYTES_PER_SLICE // max(1, largest)))
 
 
 async def write_outputs(
