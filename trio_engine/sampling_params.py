@@ -134,6 +134,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         logprobs: tell so many of the likeliest tokens at each place of the answer; -1 all.
         prompt_logprobs: the same for the prompt.
         logprob_token_ids: tell these tokens, in this order, in place of the likeliest.
+        output_kind: what an item of a client's stream holds; a plain 0, 1 or 2 means the same.
         eos_token_id: and ``all_stop_token_ids`` (those masked before ``min_tokens``): the client
             fills them in from the tokenizer.
 
@@ -226,7 +227,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 _require(bias < math.inf, f"logit_bias of {token_id}", bias, "below infinity")
         if self.seed is not None:
             low, high = SEED_LIMITS
-            _require(low <= self.seed <= high, "seed", self.seed, "a signed 64-bit integer")
+            # Not isinstance: a bool is an int, but on the wire it is none.
+            is_seed = type(self.seed) is int and low <= self.seed <= high
+            _require(is_seed, "seed", self.seed, "a signed 64-bit integer")
 
     def _check_lengths(self) -> None:
         _require(self.n >= 1, "n", self.n, "1 or more")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 
 from trio_engine.core.plan import NO_TOKEN, ExecutorProperties, NewRow, StepPlan, StepResult
 from trio_engine.errors import RequestError
+from trio_engine.executor.adapters import Adapters
 from trio_engine.model.batch import BatchBuilder, lay_out
 from trio_engine.model.decoder import Decoder
 from trio_engine.model.kv_cache import KVCache, KVCacheShape
@@ -140,9 +142,18 @@ class RunnerExecutor(Collecting):
             launches_ahead=launches_ahead,
         )
         super().__init__(runner)
+        self._adapters = Adapters(
+            config.max_loras if config.enable_lora else 0,
+            partial(runner.load_adapter, max_rank=config.max_lora_rank),
+            runner.adapters.remove,
+        )
 
     def load(self) -> ExecutorProperties:
         return self._properties
+
+    def launch(self, plan: StepPlan) -> None:
+        self._adapters.apply(plan)
+        super().launch(plan)
 
     def command(self, command: DeviceCommand) -> Any:
         raise RequestError(f"no command {command.method!r}")

@@ -48,6 +48,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "logit_bias": {5: 30.0, 6: 30.0},
         "min_tokens": 7,
     },
+    "stop_token_ids": {
+        "seed": 19,
+        "allowed_token_ids": [*FEW, 9, 10],
+        "stop_token_ids": [9],
+        "eos_token_id": 10,
+    },
     "repetition_detection": {
         **GREEDY,
         "allowed_token_ids": FEW,

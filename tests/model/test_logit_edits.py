@@ -178,6 +178,7 @@ def test_many_penalized_rows_come_and_go() -> None:
     assert edited.edits._penalties._table is None
 
 
+@pytest.mark.known_fault(kind="token-out-of-range")
 @pytest.mark.parametrize(
     "fields",
     [

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from trio_engine.outputs import LogprobsLists
 
+pytestmark = pytest.mark.known_fault(kind="wrong-logprobs")
+
 VOCAB = 60
 TOLERANCE = 1e-4
 
@@ -67,7 +69,8 @@ def check_row(found: LogprobsLists, logits: torch.Tensor, token_id: int, num_oth
     "fields",
     [
         {"temperature": 0.0},
-        {"seed": 1, "temperature": 0.01},
+        {"seed": 1, "temperature": 0.001},
+        {"seed": 7, "temperature": 1.0},
         {"seed": 2, "temperature": 2.0},
         {"seed": 3, "top_k": 1},
         {"seed": 4, "logit_bias": {3: -100.0, 4: 50.0}},

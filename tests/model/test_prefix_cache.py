@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
 
 from tests.model.decoding import RunnerExecutor, load_decoder
+from tests.model.test_lora import save_adapter
 from tests.model.tiny_models import make_hf_folder
-from tests.stateful.core_workloads import Workload, WorkloadRun, draw_workload, run_at_random
+from tests.stateful.core_workloads import Workload, WorkloadRun
+from tests.stateful.random_workloads import draw_workload, run_at_random
 from trio_engine.checkpoint import locate_model
+from trio_engine.model.decoder import Decoder
+from trio_engine.requests import LoRARequest
 
-if TYPE_CHECKING:
-    from trio_engine.model.decoder import Decoder
+
+class Model(NamedTuple):
+    """A tiny model, and adapters for it."""
+
+    decoder: Decoder
+    adapters: list[LoRARequest]
 
 
 @pytest.fixture(scope="module")
-def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     folder, _ = make_hf_folder("llama", tmp_path_factory.mktemp("llama"))
-    return load_decoder(locate_model(str(folder)))
+    adapters = []
+    for number in (1, 2):
+        path = tmp_path_factory.mktemp("adapter")
+        save_adapter(path, "llama", seed=number)
+        adapters.append(LoRARequest(f"adapter-{number}", number, str(path)))
+    return Model(load_decoder(locate_model(str(folder))), adapters)
 
 
 class ModelRun(WorkloadRun):
@@ -41,25 +54,24 @@ class ModelRun(WorkloadRun):
         """Nothing."""
 
 
-def run_seed(decoder: Decoder, seed: int, *, enable_prefix_caching: bool) -> ModelRun:
+def run_seed(model: Model, seed: int, *, enable_prefix_caching: bool) -> ModelRun:
     rng = random.Random(seed)
-    workload = draw_workload(rng)
+    workload = draw_workload(rng, model.adapters)
     workload.config = msgspec.structs.replace(
         workload.config, enable_prefix_caching=enable_prefix_caching
     )
-    run = ModelRun(workload, decoder)
+    run = ModelRun(workload, model.decoder)
     run_at_random(run, rng)
     return run
 
 
+@pytest.mark.known_fault(kind="wrong-cache-hit")
 @pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 72), marks=pytest.mark.slow)])
-def test_the_prefix_cache_changes_no_token_of_random_workloads(
-    decoder: Decoder, seeds: range
-) -> None:
-    num_compared = num_hitting = num_preempted = 0
+def test_the_prefix_cache_changes_no_token_of_random_workloads(model: Model, seeds: range) -> None:
+    num_compared = num_hitting = num_preempted = num_adapted = 0
     for seed in seeds:
         cached, uncached = (
-            run_seed(decoder, seed, enable_prefix_caching=enabled) for enabled in (True, False)
+            run_seed(model, seed, enable_prefix_caching=enabled) for enabled in (True, False)
         )
         for with_cache, without in zip(cached.outcomes(), uncached.outcomes(), strict=True):
             if with_cache is not None and without is not None:
@@ -67,7 +79,12 @@ def test_the_prefix_cache_changes_no_token_of_random_workloads(
                 num_compared += 1
         num_hitting += cached.core.statistics().num_prefix_cache_hits > 0
         num_preempted += cached.core.statistics().num_preemptions > 0
+        num_adapted += sum(
+            life.request.lora_request is not None and cached.num_cached_tokens(life) > 0
+            for life in cached.lives
+        )
     # The workloads must go on meeting what they are there for.
     assert num_compared >= 3 * len(seeds)
     assert num_hitting >= len(seeds) // 4
     assert num_preempted >= len(seeds) // 6
+    assert num_adapted > 0

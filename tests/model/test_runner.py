@@ -210,6 +210,7 @@ def test_a_plan_that_contradicts_the_rows_is_a_step_error(
         runner.launch(plan)
 
 
+@pytest.mark.known_fault(kind="token-out-of-range")
 @pytest.mark.parametrize("token_id", [-1, 128, 2**40])
 def test_token_ids_outside_the_vocabulary_are_their_rows_fault(
     decoder: Decoder, token_id: int

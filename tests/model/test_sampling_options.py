@@ -175,7 +175,15 @@ class Setting:
             np.testing.assert_allclose(
                 found.prompt_logprobs, wanted.prompt_logprobs, rtol=0, atol=TOLERANCE
             )
-        return num_equal < len(log.token_ids)
+        parted = num_equal < len(log.token_ids)
+        if log.finish_reason is not None and not parted:
+            assert log.token_ids == alone.token_ids
+            assert end_of(log) == end_of(alone)
+        return parted
+
+
+def end_of(log: RequestLog) -> tuple[FinishReason | None, int | str | None]:
+    return log.finish_reason, log.outputs[-1].stop_reason
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +210,7 @@ def test_the_cases_show_their_options(setting: Setting) -> None:
     repetition = by_name["repetition_detection"]
     assert repetition.finish_reason is FinishReason.REPETITION
     assert repetition.outputs[-1].stop_reason == "repetition_detected"
+    assert end_of(by_name["stop_token_ids"])[0] is FinishReason.STOP
     stopped = by_name["min_tokens"]
     assert stopped.finish_reason is FinishReason.STOP
     assert len(stopped.token_ids) == 8
@@ -249,6 +258,7 @@ def run_crowd(
     return logs
 
 
+@pytest.mark.known_fault(kind="shared-draws")
 @pytest.mark.parametrize("launches_ahead", [False, True], ids=["settled", "ahead"])
 def test_each_option_in_a_crowd_gives_what_it_gives_alone(
     setting: Setting, launches_ahead: bool

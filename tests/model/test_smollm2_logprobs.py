@@ -71,6 +71,7 @@ def check(arrays: list[NDArray[Any]], truth: torch.Tensor) -> None:
     assert (ranks <= at_most.numpy()).all()
 
 
+@pytest.mark.known_fault(kind="wrong-logprobs")
 def test_logprobs_of_outputs_and_prompts_are_those_of_transformers() -> None:
     oracle = GreedyOracle()
     prompts = [prompt for prompt in oracle.prompts()[::2] if len(prompt) > 1]

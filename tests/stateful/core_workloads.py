@@ -21,11 +21,11 @@ from trio_engine.sampling_params import SamplingParams
 from trio_engine.testing.core_driver import CoreDriver, RequestLog
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Sequence
 
     from trio_engine.core.plan import StepPlan, StepResult
     from trio_engine.executor.base import Executor
+    from trio_engine.requests import LoRARequest
 
 VOCAB_SIZE = 40
 NUM_CLIENTS = 2
@@ -222,7 +222,7 @@ class WorkloadRun:
         others = [
             [*(other.request.prompt_token_ids or []), *self.solo(other).token_ids]
             for other in self.lives
-            if other is not life and other.request.cache_salt == life.request.cache_salt
+            if other is not life and _same_source(other.request, life.request)
         ]
         if not self.may_read_cache(life.request):
             return 0
@@ -268,6 +268,7 @@ def make_request(
     priority: int = 0,
     reads_cache: bool = True,
     prompt_logprobs: int | None = None,
+    adapter: LoRARequest | None = None,
 ) -> EngineCoreRequest:
     """A request; the clients take turns and use the same three ids again and again."""
     params = SamplingParams(
@@ -286,7 +287,7 @@ def make_request(
         params,
         None,
         float(index // 3),
-        None,
+        adapter,
         salt,
         None,
         client_index=index % NUM_CLIENTS,
@@ -322,7 +323,9 @@ def make_core(config: EngineConfig, executor: Executor) -> EngineCore:
 
 def run_alone(request: EngineCoreRequest, max_model_len: int) -> RequestLog:
     """The oracle: one request in an ample pool, each step awaited."""
-    config = EngineConfig(executor="kv-checking", max_model_len=max_model_len, max_num_seqs=1)
+    config = EngineConfig(
+        executor="kv-checking", max_model_len=max_model_len, max_num_seqs=1, enable_lora=True
+    )
     executor = KVCheckingExecutor(config, vocab_size=VOCAB_SIZE)
     driver = CoreDriver(make_core(config, executor), executor, pipeline_depth=1)
     log = driver.listen(request.client_index, request.request_id)
@@ -331,87 +334,13 @@ def run_alone(request: EngineCoreRequest, max_model_len: int) -> RequestLog:
     return log
 
 
-def draw_workload(rng: random.Random) -> Workload:
-    """At random: pools from barely one request to ample, chunks from 1 token up.
-
-    Most prompts begin like one of two texts.
-    """
-    max_model_len = rng.choice([8, 20, 48])
-    config = make_config(
-        max_model_len=max_model_len,
-        block_size=rng.choice([1, 1, 2, 4, 16]),
-        num_full_requests=rng.choice([1, 1, 1, 1, 3]),
-        num_more_blocks=rng.randint(0, 2),
-        max_num_seqs=rng.choice([1, 3, 8, 8, 8]),
-        max_num_batched_tokens=rng.choice([1, 3, 8, 64, 64]),
-        pipeline_depth=rng.choice([1, 2, 2]),
-        long_prefill_token_threshold=rng.choice([0, 0, 0, 2, 5]),
-        scheduling_policy=rng.choice(["fcfs", "priority"]),
-    )
-    texts = [[rng.randrange(VOCAB_SIZE) for _ in range(max_model_len)] for _ in range(2)]
-    return Workload(
-        config=config,
-        launches_ahead=rng.random() < 0.5,
-        requests=[_draw_request(rng, index, texts) for index in range(rng.randint(2, 12))],
-    )
-
-
-def _draw_request(rng: random.Random, index: int, texts: list[list[int]]) -> EngineCoreRequest:
-    text = rng.choice(texts)
-    prompt_length = min(rng.choice([1, 2, 3, 4, 5, 9, 12, 30]), len(text) - 1)
-    num_own = rng.choice([0, 0, 1, 2, prompt_length])
-    own = [rng.randrange(VOCAB_SIZE) for _ in range(min(num_own, prompt_length))]
-    return make_request(
-        index,
-        text[: prompt_length - len(own)] + own,
-        max_tokens=rng.choice([1, 2, 5, 8, 30, 100, 100, 100]),
-        min_tokens=rng.randint(0, 3),
-        stops=rng.random() < 0.2,
-        eos=rng.random() < 0.2,
-        salt=rng.choice([*[None] * 6, "salt", "pepper"]),
-        priority=rng.choice([0, 0, 1, -1]),
-        reads_cache=rng.random() < 0.9,
-        prompt_logprobs=rng.choice([None] * 9 + [0]),
-    )
-
-
-def run_at_random(run: WorkloadRun, rng: random.Random) -> None:
-    """Makes moves at random until nothing is left to do."""
-    arrival_rate = rng.choice([0.05, 0.5, 1.0, 1.0])
-    abort_rate = rng.choice([0.0, 0.01, 0.03])
-    control_rate = rng.choice([0.0, 0.0, 0.02])
-    fault_rate = rng.choice([0.0, 0.01])
-    # Where a plan that preempts is in flight is where most can go wrong.
-    after_preemption_rate = rng.choice([0.0, 0.5])
-    num_preemptions = 0
-    while not run.is_over:
-        if rng.random() < arrival_rate or not run.core.has_requests:
-            run.add()
-        if rng.random() < abort_rate:
-            run.abort(rng.randrange(8))
-        if rng.random() < control_rate:
-            rng.choice([run.pause, run.preempt_all, run.reset_prefix_cache])()
-        preempts = run.core.statistics().num_preemptions > num_preemptions
-        num_preemptions = run.core.statistics().num_preemptions
-        if rng.random() < (after_preemption_rate if preempts else fault_rate):
-            rng.choice([run.fail_launch, run.fail_collect, run.fail_collect])(rng.randrange(8))
-        moves = [
-            move
-            for move, is_possible in (
-                (run.schedule, run.driver.can_schedule and not run.core.pause_state.is_on),
-                (run.launch, run.driver.can_launch),
-                (run.collect, run.driver.can_collect),
-            )
-            if is_possible
-        ]
-        rng.choice(moves or [run.resume])()
-        if rng.random() < 0.5:
-            run.receive()
-    run.receive()
-
-
 def _is_same(first: EngineCoreRequest, second: EngineCoreRequest) -> bool:
     return (first.client_index, first.request_id) == (second.client_index, second.request_id)
+
+
+def _same_source(first: EngineCoreRequest, second: EngineCoreRequest) -> bool:
+    """Whether what one has computed may be the other's."""
+    return (first.cache_salt, first.lora_request) == (second.cache_salt, second.lora_request)
 
 
 def _num_common(first: list[int], second: list[int]) -> int:

@@ -7,7 +7,8 @@ import random
 import msgspec
 import pytest
 
-from tests.stateful.core_workloads import WorkloadRun, draw_workload, run_at_random
+from tests.stateful.core_workloads import WorkloadRun
+from tests.stateful.random_workloads import draw_workload, run_at_random
 
 NUM_SEEDS = 300
 
@@ -24,6 +25,7 @@ def run_seed(seed: int, *, enable_prefix_caching: bool = True) -> WorkloadRun:
 
 
 @pytest.mark.known_fault(kind="abort-during-a-step")
+@pytest.mark.known_fault(kind="wrong-cache-hit")
 def test_tokens_equal_a_solo_run_with_the_prefix_cache_and_without() -> None:
     runs = [run_seed(seed) for seed in range(NUM_SEEDS)]
     for run in runs:
@@ -37,6 +39,9 @@ def test_tokens_equal_a_solo_run_with_the_prefix_cache_and_without() -> None:
     assert len(preempted & aborted) >= 30
     assert len(hitting) >= 80
     assert len(hitting & preempted) >= 30
+    found = [life for run in runs for life in run.lives if run.num_cached_tokens(life)]
+    assert sum(life.request.lora_request is not None for life in found) >= 20
+    assert sum(life.request.cache_salt is not None for life in found) >= 10
     num_compared = 0
     for seed, run in enumerate(runs):
         uncached = run_seed(seed, enable_prefix_caching=False)

@@ -7,14 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.stateful.core_workloads import (
-    VOCAB_SIZE,
-    Life,
-    WorkloadRun,
-    draw_workload,
-    make_core,
-    run_at_random,
-)
+from tests.stateful.core_workloads import VOCAB_SIZE, Life, WorkloadRun, make_core
+from tests.stateful.random_workloads import draw_workload, run_at_random
 from trio_engine.config import EngineConfig
 from trio_engine.executor.kv_checking import KVCheckingExecutor
 from trio_engine.outputs import FinishReason
@@ -67,7 +61,9 @@ class StructuredRun(WorkloadRun):
 
 
 def run_alone(request: EngineCoreRequest, max_model_len: int) -> RequestLog:
-    config = EngineConfig(executor="kv-checking", max_model_len=max_model_len, max_num_seqs=1)
+    config = EngineConfig(
+        executor="kv-checking", max_model_len=max_model_len, max_num_seqs=1, enable_lora=True
+    )
     executor = KVCheckingExecutor(config, vocab_size=VOCAB_SIZE)
     driver = CoreDriver(
         make_core(config, executor), executor, pipeline_depth=1, compile_grammar=compile_hashed

@@ -251,6 +251,7 @@ def check(
     thread.join()
 
 
+@pytest.mark.known_fault(kind="token-out-of-range")
 @pytest.mark.known_fault(kind="undecodable-frame")
 @pytest.mark.parametrize("message", ALL_MESSAGES.values(), ids=ALL_MESSAGES)
 def test_it_harms_no_stream_and_gets_what_it_deserves(

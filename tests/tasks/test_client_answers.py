@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from trio_engine.testing.wire_engine import ScriptedWireEngine
     from trio_engine.wire.messages import EngineCoreMessage
 
+pytestmark = pytest.mark.known_fault(kind="outliving-siblings")
+
 FOUR = SamplingParams(n=4, max_tokens=50, output_kind=RequestOutputKind.DELTA)
 FINAL = msgspec.structs.replace(FOUR, output_kind=RequestOutputKind.FINAL_ONLY)
 

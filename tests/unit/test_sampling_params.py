@@ -73,6 +73,7 @@ def test_the_table_above_is_complete() -> None:
     assert list(OTHER_VALUES) == list(SamplingParams.__struct_fields__)
 
 
+@pytest.mark.known_fault(kind="lost-stop-rule")
 @pytest.mark.parametrize("name", OTHER_VALUES)
 def test_each_field_survives_the_wire(name: str) -> None:
     params = SamplingParams(**{name: OTHER_VALUES[name]})
@@ -80,11 +81,13 @@ def test_each_field_survives_the_wire(name: str) -> None:
     assert round_trip(params) == params
 
 
+@pytest.mark.known_fault(kind="lost-stop-rule")
 def test_all_fields_together_survive_the_wire() -> None:
     params = SamplingParams(**OTHER_VALUES)
     assert round_trip(params) == params
 
 
+@pytest.mark.known_fault(kind="lost-stop-rule")
 def test_private_fields_have_their_names_of_the_wire() -> None:
     params = SamplingParams(eos_token_id=2, stop_token_ids=[9], bad_words_token_ids=[[5]])
     fields = msgspec.msgpack.decode(msgspec.msgpack.encode(params))
@@ -102,6 +105,7 @@ def test_defaults_cost_no_bytes_and_unknown_keys_are_ignored() -> None:
     assert params == SamplingParams(temperature=0.5)
 
 
+@pytest.mark.known_fault(kind="shared-draws")
 @pytest.mark.parametrize(
     ("name", "bad", "allowed"),
     [
@@ -112,7 +116,7 @@ def test_defaults_cost_no_bytes_and_unknown_keys_are_ignored() -> None:
         ("repetition_penalty", [0.0, -1.0, INF, NAN], "above 0"),
         ("presence_penalty", [-2.1, 2.1, NAN], "-2 to 2"),
         ("frequency_penalty", [-2.1, 2.1, NAN], "-2 to 2"),
-        ("seed", [MAX_SEED + 1, MIN_SEED - 1, 2**64], "a signed 64-bit integer"),
+        ("seed", [MAX_SEED + 1, MIN_SEED - 1, 2**64, "7", 7.0, True], "a signed 64-bit integer"),
         ("n", [0, -1], "1 or more"),
         ("max_tokens", [0, -1], "1 or more"),
         ("min_tokens", [-1], "0 or more"),
@@ -157,6 +161,7 @@ def test_the_ends_of_a_range_belong_to_it(name: str, good: list[Any]) -> None:
         assert getattr(SamplingParams(**{name: value}), name) == value
 
 
+@pytest.mark.known_fault(kind="lost-stop-rule")
 def test_min_tokens_above_max_tokens_is_refused_and_without_a_maximum_it_is_not() -> None:
     with pytest.raises(RequestError, match=r"min_tokens must be at most max_tokens \(3\), got 4"):
         SamplingParams(min_tokens=4, max_tokens=3)

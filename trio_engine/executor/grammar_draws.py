@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trio_engine.core.plan import NO_TOKEN
-from trio_engine.structured.matcher import WORD_BITS, num_mask_words
+from trio_engine.structured.matcher import num_mask_words
 from trio_engine.structured.rows import GrammarRows
 
 if TYPE_CHECKING:
@@ -71,20 +71,21 @@ def next_allowed(words: NDArray[np.uint32], token_id: int, vocab_size: int) -> i
         token_id: below ``vocab_size``.
         vocab_size: number of tokens; bits behind them mean nothing.
     """
-    found = _first_from(words, token_id)
+    # Bytes, not words: looking for what is not zero in a large mask then takes no time at all.
+    mask = words.astype("<u4", copy=False).tobytes()
+    found = _first_from(mask, token_id)
     if found is None or found >= vocab_size:
-        found = _first_from(words, 0)
+        found = _first_from(mask, 0)
     assert found is not None, "a mask that allows nothing"
     return found
 
 
-def _first_from(words: NDArray[np.uint32], token_id: int) -> int | None:
-    word, bit = divmod(token_id, WORD_BITS)
-    value = int(words[word]) >> bit << bit
+def _first_from(mask: bytes, token_id: int) -> int | None:
+    place, bit = divmod(token_id, 8)
+    value = mask[place] >> bit << bit
     if not value:
-        later = np.flatnonzero(words[word + 1 :])
-        if not later.size:
+        rest = mask[place + 1 :].lstrip(b"\0")
+        if not rest:
             return None
-        word += 1 + int(later[0])
-        value = int(words[word])
-    return word * WORD_BITS + (value & -value).bit_length() - 1
+        place, value = len(mask) - len(rest), rest[0]
+    return place * 8 + (value & -value).bit_length() - 1

@@ -137,7 +137,7 @@ class ScriptedExecutor:
         self.calls: list[str] = []
         self.commands: dict[str, Callable[..., Any]] = {"echo": lambda *args: list(args)}
         self._properties = modelless_properties(config)
-        self._tokens = tokens or {}
+        self._tokens = {} if tokens is None else tokens
         self._errors: dict[ExecutorCall, deque[BaseException]] = {name: deque() for name in names}
         self._requests_to_fail: dict[ExecutorCall, set[str]] = {"launch": set(), "collect": set()}
         self._rows: dict[int, _Row] = {}

@@ -132,6 +132,7 @@ def test_internal_ids_of_one_name_differ() -> None:
     assert len({child.internal_id for parent in parents for child in parent.children}) == 100
 
 
+@pytest.mark.known_fault(kind="shared-draws")
 def test_answers_have_ids_and_seeds_of_their_own() -> None:
     """As a vLLM front end sends them."""
     children = open_parent(n=3, seed=42).children
@@ -151,6 +152,7 @@ def test_answers_without_a_seed_have_none() -> None:
     assert [each.seed for each in params if each is not None] == [None, None]
 
 
+@pytest.mark.known_fault(kind="shared-draws")
 def test_a_seed_that_leaves_no_room_for_the_others_is_refused() -> None:
     with pytest.raises(RequestError, match="seed must be"):
         open_parent(n=2, seed=2**63 - 1)

@@ -107,6 +107,7 @@ def test_a_prompt_must_leave_room_for_one_output_token() -> None:
     assert f"max_model_len is {MAX_MODEL_LEN}" in message
 
 
+@pytest.mark.known_fault(kind="token-out-of-range")
 @pytest.mark.parametrize("bad", [-1, VOCAB_SIZE, 2**31, -(2**40)])
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_prompt_id_outside_the_vocabulary_is_refused_wherever_it_stands(
@@ -119,6 +120,7 @@ def test_a_prompt_id_outside_the_vocabulary_is_refused_wherever_it_stands(
     )
 
 
+@pytest.mark.known_fault(kind="token-out-of-range")
 @pytest.mark.parametrize("bad", [-1, VOCAB_SIZE])
 def test_a_stop_id_outside_the_vocabulary_is_refused(bad: int) -> None:
     expected = f"holds {bad}: ids run from 0 to {VOCAB_SIZE - 1}"
@@ -127,6 +129,7 @@ def test_a_stop_id_outside_the_vocabulary_is_refused(bad: int) -> None:
     assert refusal(make_source(eos_token_id=bad)) == f"_eos_token_id {expected}"
 
 
+@pytest.mark.known_fault(kind="wrong-logprobs")
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -156,6 +159,7 @@ def test_log_probabilities_that_there_are_not_are_refused(
     assert refusal(make_source(**options)) == expected
 
 
+@pytest.mark.known_fault(kind="token-out-of-range")
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

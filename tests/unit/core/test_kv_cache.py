@@ -83,6 +83,7 @@ def serve(cache: KVCacheManager, request: Request) -> None:
     cache.free(request)
 
 
+@pytest.mark.known_fault(kind="wrong-cache-hit")
 @pytest.mark.parametrize(
     ("prompt_length", "num_cached"), [(3, 0), (4, 0), (5, 4), (8, 4), (9, 8), (12, 8)]
 )
@@ -136,6 +137,7 @@ def test_cached_blocks_that_others_hold_need_no_room_and_free_ones_do() -> None:
     assert (third.block_ids, cache.usage, cache.pool.num_cached_blocks) == ([], 0.0, before)
 
 
+@pytest.mark.known_fault(kind="wrong-cache-hit")
 def test_what_a_request_finds_is_not_evicted_to_make_room_for_the_rest_of_it() -> None:
     cache = make_cache(num_blocks=4)
     serve(cache, make_request("a", 9))

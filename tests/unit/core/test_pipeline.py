@@ -169,6 +169,7 @@ def test_a_limit_wastes_no_row(options: dict[str, Any], num_tokens: int) -> None
 # Rule 5: preemption with a token in flight
 
 
+@pytest.mark.known_fault(kind="forgetful-preemption")
 def test_the_token_of_a_preempted_row_counts_and_is_part_of_its_replay() -> None:
     core = make_core(num_blocks=7)
     first, second = preempt_in_flight(core)
@@ -180,6 +181,7 @@ def test_the_token_of_a_preempted_row_counts_and_is_part_of_its_replay() -> None
     assert (row.request_id, row.token_ids) == ("b", [0, 1, 50, 51])
 
 
+@pytest.mark.known_fault(kind="forgetful-preemption")
 def test_the_token_of_a_preempted_row_may_stop_it() -> None:
     core = make_core(num_blocks=7)
     first, second = preempt_in_flight(core)
@@ -208,6 +210,7 @@ def test_the_token_of_a_preempted_row_may_be_its_last_by_length() -> None:
     assert [o.request_id for o in take(core)] == ["a"]
 
 
+@pytest.mark.known_fault(kind="forgetful-preemption")
 def test_an_abort_of_a_preempted_row_drops_its_token() -> None:
     core = make_core(num_blocks=7)
     first, second = preempt_in_flight(core)
@@ -217,6 +220,7 @@ def test_an_abort_of_a_preempted_row_drops_its_token() -> None:
     assert [o.request_id for o in take(core)] == ["a"]
 
 
+@pytest.mark.known_fault(kind="forgetful-preemption")
 def test_a_preempted_request_is_not_planned_again_while_its_token_is_in_flight() -> None:
     """ "z" is at its planned limit, so the step that preempts "r" is empty and another follows."""
     core = make_core(num_blocks=7)
@@ -238,6 +242,7 @@ def test_a_preempted_request_is_not_planned_again_while_its_token_is_in_flight()
     }
 
 
+@pytest.mark.known_fault(kind="forgetful-preemption")
 @pytest.mark.parametrize("launches_ahead", [False, True])
 @pytest.mark.parametrize("budget", [4, 64])
 @pytest.mark.parametrize("num_blocks", [23, 24, 30, 37])

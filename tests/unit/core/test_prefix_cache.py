@@ -36,6 +36,8 @@ from trio_engine.requests import PauseMode, SleepTag
 if TYPE_CHECKING:
     from trio_engine.testing.core_driver import CoreDriver, RequestLog
 
+pytestmark = pytest.mark.known_fault(kind="wrong-cache-hit")
+
 PROMPT = list(range(100, 120))
 
 

@@ -100,6 +100,7 @@ def test_the_budget_goes_to_running_requests_by_turn() -> None:
 # Who is preempted
 
 
+@pytest.mark.known_fault(kind="forgetful-preemption")
 def test_the_lowest_priority_is_preempted_and_of_equals_the_latest_arrival() -> None:
     scheduler = make_scheduler(
         make_prioritized("low", 2, 1),
@@ -146,6 +147,7 @@ def test_a_new_request_that_may_not_start_does_not_hold_up_a_preempted_one() -> 
 # No livelock
 
 
+@pytest.mark.known_fault(kind="forgetful-preemption")
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.parametrize("block_size", [1, 4])
 @pytest.mark.parametrize("pipeline_depth", [1, 2])
@@ -173,6 +175,7 @@ def test_requests_that_cannot_both_fit_all_come_to_their_end(
         assert log.token_ids == solo_tokens(source)
 
 
+@pytest.mark.known_fault(kind="request-that-never-fits")
 def test_a_prompt_that_outgrows_the_cache_alone_ends_by_its_length_and_holds_up_nobody() -> None:
     """8 blocks of 4 hold a request of 33 tokens; no step is empty while anybody can run."""
     core = make_core(num_blocks=8, block_size=4, max_num_seqs=8)

@@ -20,6 +20,8 @@ from trio_engine.errors import RequestError, UtilityError
 from trio_engine.outputs import FinishReason
 from trio_engine.requests import PauseMode, SleepTag
 
+pytestmark = pytest.mark.known_fault(kind="lost-in-sleep")
+
 KV_CACHE = frozenset({SleepTag.KV_CACHE})
 
 

@@ -11,6 +11,8 @@ from trio_engine.core.stop import REPETITION_STOP_REASON, StopDecision, check_st
 from trio_engine.outputs import FinishReason
 from trio_engine.sampling_params import RepetitionDetectionParams
 
+pytestmark = pytest.mark.known_fault(kind="lost-stop-rule")
+
 EOS, STOP, PLAIN = 2, 9, 50
 LENGTH: StopDecision = (FinishReason.LENGTH, None)
 REPETITION: StopDecision = (FinishReason.REPETITION, REPETITION_STOP_REASON)

@@ -80,6 +80,7 @@ def test_token_ids_are_copied(processor: TextProcessor) -> None:
     assert token_ids(processor, (5, 6)) == prompt
 
 
+@pytest.mark.known_fault(kind="token-out-of-range")
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
@@ -113,6 +114,7 @@ def test_a_model_may_have_more_rows_than_tokens(smollm2: Tokenizer) -> None:
     assert token_ids(fewer, [49151]) == [49151]
 
 
+@pytest.mark.known_fault(kind="token-out-of-range")
 @pytest.mark.parametrize("prompt", ["text", FRANCE])
 def test_without_a_tokenizer_prompts_are_token_ids(prompt: Prompt) -> None:
     processor = TextProcessor(None, max_model_len=64)

@@ -41,6 +41,7 @@ def test_min_tokens_must_fit_what_the_prompt_leaves(tokenizer: Tokenizer) -> Non
         settle(tokenizer, max_tokens=None, min_tokens=61)
 
 
+@pytest.mark.known_fault(kind="lost-stop-rule")
 def test_every_eos_ends_the_output(tokenizer: Tokenizer) -> None:
     params = settle(tokenizer, stop_token_ids=[9])
     assert params.eos_token_id == 1
@@ -48,6 +49,7 @@ def test_every_eos_ends_the_output(tokenizer: Tokenizer) -> None:
     assert params.all_stop_token_ids == {9, 1, 2}
 
 
+@pytest.mark.known_fault(kind="lost-stop-rule")
 def test_ignore_eos_only_keeps_eos_for_min_tokens(tokenizer: Tokenizer) -> None:
     params = settle(tokenizer, stop_token_ids=[9], ignore_eos=True)
     assert params.eos_token_id is None
@@ -95,6 +97,7 @@ def test_a_bad_word_that_does_not_join_with_the_space_is_forbidden_once(
     assert settle(smollm2, limits=limits, bad_words=["7"]).bad_words_token_ids == [[digit]]
 
 
+@pytest.mark.known_fault(kind="token-out-of-range")
 @pytest.mark.parametrize(
     ("options", "message"),
     [

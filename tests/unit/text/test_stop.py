@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import example, given, strategies as st
 
 from trio_engine.text.stop import StopChecker
@@ -77,6 +78,7 @@ def test_a_false_start_is_let_out_with_what_shows_it_false() -> None:
     assert run(["x E", "N", "T"], ["END"], includes_stop=False) == (["x ", "", "ENT", ""], None)
 
 
+@pytest.mark.known_fault(kind="lost-stop-rule")
 def test_a_stop_string_within_min_tokens_does_not_count_but_one_that_ends_later_does() -> None:
     assert run(["END", "x"], ["END"], False, min_tokens=1) == (["END", "x", ""], None)
     assert run(["EN", "D"], ["END"], False, min_tokens=1) == (["", ""], "END")
