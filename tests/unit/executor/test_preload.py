@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-
-import pytest
+from typing import TYPE_CHECKING
 
 from trio_engine.executor import preload
+
+if TYPE_CHECKING:
+    import pytest
 
 IMPORT = """
 import sys
