@@ -117,6 +117,10 @@ class MemorySocket:
         """
         await self._peer.outbound.send([bytes(frame) for frame in frames])
 
+    def send_nowait(self, frames: Sequence[Buffer]) -> None:
+        """The same, or trio.WouldBlock."""
+        self._peer.outbound.send_nowait([bytes(frame) for frame in frames])
+
     async def receive(self) -> Frames:
         """The next message, or BrokenResourceError. Cancellation: none is lost."""
         try:

@@ -34,6 +34,9 @@ class MessageSocket(Protocol):
     async def send(self, frames: Sequence[Buffer]) -> None:
         """Queues a message, waiting for room. Cancellation: none of it was queued."""
 
+    def send_nowait(self, frames: Sequence[Buffer]) -> None:
+        """Queues a message, or trio.WouldBlock: there is no room, and none of it was queued."""
+
     async def receive(self) -> Frames:
         """The next message. Cancellation: none is lost."""
 
