@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from trio_engine.core.engine_core import EngineCore
 
-OUTBOX_LIMIT_BYTES = 2000
+OUTBOX_LIMIT_BYTES = 5000
 """More than one turn adds for the three requests of a client: only who does not read is over it."""
 
 LIMITS = st.fixed_dictionaries(
@@ -155,7 +155,7 @@ class EngineMachine(PromiseMachine):
                 life.awaits_abort = True
         self.do(partial(self.clients[client].send, AbortRequest(request_ids)))
 
-    @rule(client=CLIENTS, method_and_args=CALLS, num_times=st.integers(1, 4))
+    @rule(client=CLIENTS, method_and_args=CALLS, num_times=st.integers(1, 8))
     def call_repeatedly(
         self, client: int, method_and_args: tuple[str, list[Any]], num_times: int
     ) -> None:
