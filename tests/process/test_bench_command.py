@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from tests.process.stand_ins import exits
+from tests.process.stand_ins import exits, exits_after_ready
 from trio_engine.bench.report import BenchReport
 from trio_engine.cli import bench
 
@@ -112,7 +112,14 @@ def test_requests_that_end_badly_are_counted_and_make_the_status_1(
         (["step", "--repeat=0"], 2, "repeat must be 1 or more, got 0"),
         (["compare", "--first=x", "--second=y", "--pairs=0"], 2, "pairs must be 1 or more, got 0"),
         (["step", "--max-num-seqs=0"], 2, "max_num_seqs must be 1 or more, got 0"),
-        (["step", "--scale=0"], 2, "num_requests must be 1 or more, got 0"),
+        (["step", "--scale=0"], 2, "scale must be above 0 and at most 1000, got 0.0"),
+        (["step", "--scale=nan"], 2, "scale must be above 0 and at most 1000, got nan"),
+        (["serve", "--num-requests=0"], 2, "num_requests must be 1 to 10000000, got 0"),
+        (["serve", "--prompt-tokens=nan"], 2, "prompt_tokens must be 1 to 10000000, got nan"),
+        (["serve", "--seed=-1"], 2, "seed must be 0 or more, got -1"),
+        (["compare", "--first=", "--second=x"], 2, "an engine command is empty"),
+        (["compare", "--first='", "--second=x"], 2, "cannot parse the command "),
+        (["serve", "--json=/"], 2, "cannot write to '/'"),
         (["serve", "--concurrency=1,x"], 2, "concurrency must be numbers, got '1,x'"),
         (["serve", "--rate=-1"], 2, "rate must be above 0 and finite, got -1.0"),
         (["serve", "--json=/no/such/folder/x"], 2, "cannot write to '/no/such/folder/x'"),
@@ -135,6 +142,28 @@ def test_a_mistake_is_one_line(
 def test_an_engine_that_does_not_start_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.run(["serve", "--", *exits(3)]) == 1
     assert "the engine did not start (exit status 3)" in capsys.readouterr().err
+
+
+def test_why_another_program_did_not_start_is_its_last_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert bench.run(["serve", "--", "sh", "-c", "echo no such model >&2; exit 3"]) == 1
+    assert "did not start (exit status 3): no such model" in capsys.readouterr().err
+
+
+def test_an_engine_that_leaves_between_two_loads_is_noticed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = [*exits_after_ready(0), "--handshake-address", "{handshake}"]
+    assert bench.run(["serve", "--", *command]) == 1
+    assert "the engine has left (exit status 0" in capsys.readouterr().err
+
+
+def test_a_few_requests_are_enough_for_the_smallest_scale(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    options = ["--workloads=single", "--scale=0.001", "--repeat=1", "--null-step-ms=0"]
+    assert bench.run(["step", *options, f"--json={path}"]) == 0
+    assert report_in(path).figures[0].num_requests == 1
 
 
 DIES_LATER = """

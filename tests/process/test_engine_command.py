@@ -465,7 +465,6 @@ async def test_a_crash_in_a_step() -> None:
             assert words in engine.stderr
 
 
-@pytest.mark.known_fault(kind="orphan-engine")
 @slow
 async def test_a_load_that_fails_says_why() -> None:
     async with open_starting(scripted_command(executor=LOAD_FAILS)) as (front_end, engine):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -106,6 +107,12 @@ def test_an_engine_that_did_nothing_has_an_empty_trace(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_noticed_at_once() -> None:
     with pytest.raises(ConfigError, match=r"trace cannot be written to '/no/such/folder/x'"):
         Trace("/no/such/folder/x")
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="it is a pipe"):
+        Trace(str(tmp_path / "pipe"))
 
 
 def test_a_disk_that_fails_at_the_end_is_one_line_in_the_log(

@@ -7,7 +7,7 @@ so that the load costs as little as it can beside the engine that it measures.
 from __future__ import annotations
 
 import os
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 START_TIMEOUT_S = 600.0
 """A real model from a cold disk and a peer that compiles take minutes; a hang must still end."""
+
+STATISTICS_TIMEOUT_S = 5.0
+"""An engine without work answers a call at once; one that never does has no statistics to give."""
 
 TERMINATE_TIMEOUT_S = 10.0
 """From SIGTERM to SIGKILL, for engines of any make."""
@@ -98,12 +101,20 @@ class BenchEngine:
         """Where the time of its steps went; None from an engine that does not tell.
 
         Only while no request is open: outputs that come meanwhile are dropped.
+
+        Raises:
+            EngineDeadError: it has left.
         """
         if not self._has_statistics:
             return None
-        try:
-            answer = await self._call("get_statistics")
-        except UtilityError:
+        answer: Any = None
+        async with open_service_tasks() as tasks:
+            with trio.move_on_after(STATISTICS_TIMEOUT_S) as scope, suppress(UtilityError):
+                tasks.start_soon(self.cancel_when_gone, scope)
+                answer = await self._call("get_statistics")
+        if self._process.exit_status is not None:
+            raise EngineDeadError(f"the engine has left ({self.describe_exit()})")
+        if answer is None:
             self._has_statistics = False
             return None
         return msgspec.convert(answer, EngineCoreStatistics).steps

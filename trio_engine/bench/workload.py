@@ -31,6 +31,10 @@ MAX_MIX_TOKENS = 1024
 """Longer prompts and outputs of the mix are cut here, as vLLM's own benchmark drops them."""
 
 
+MAX_NUMBER = 10_000_000
+"""All requests are made and encoded beforehand: more would not fit into memory."""
+
+
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """Requests, and how they come.
 
@@ -57,8 +61,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for name in ("num_requests", "concurrency", "prompt_tokens", "output_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be 1 or more, got {getattr(self, name)}")
+            if not 1 <= getattr(self, name) <= MAX_NUMBER:  # NaN fails it too
+                raise ConfigError(f"{name} must be 1 to {MAX_NUMBER}, got {getattr(self, name)}")
+        if self.seed < 0:
+            raise ConfigError(f"seed must be 0 or more, got {self.seed}")
         if self.rate is not None and not 0 < self.rate < float("inf"):
             raise ConfigError(f"rate must be above 0 and finite, got {self.rate}")
 
@@ -70,7 +76,6 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
             num_requests=min(self.num_requests, self.concurrency),
             output_tokens=min(self.output_tokens, 20),
             rate=None,
-            is_mix=False,
             seed=self.seed + 1,
         )
 

@@ -13,7 +13,7 @@ import sys
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import trio
@@ -44,7 +44,12 @@ if TYPE_CHECKING:
 
     from trio_engine.bench.engine import BenchEngine
 
+T = TypeVar("T")
+
 DEFAULT_STEP_WORKLOADS = "single,conc32,conc256,churn"
+MAX_SCALE = 1000.0
+"""A million requests are made and encoded beforehand; more would not fit into memory."""
+
 REQUESTS_PER_CONCURRENCY = 8
 """``serve`` sends so many requests for each that is open at once, unless told otherwise."""
 
@@ -67,11 +72,11 @@ def run(arguments: list[str]) -> int:
         finally:
             line.clear()
         report.note_end()
+        print(report.table())
         _keep(report, options)
     except EngineError as error:
         sys.stderr.write(f"trio-engine: {error}\n")
         return 2 if isinstance(error, ConfigError) else 1
-    print(report.table())
     return 1 if report.num_errors else 0
 
 
@@ -169,7 +174,9 @@ def _add_outputs(parser: argparse.ArgumentParser) -> None:
 def _check_outputs(options: argparse.Namespace) -> None:
     """What can be known before minutes of work: that their outcome can be kept."""
     for path in (options.json, options.plot):
-        if path is not None and not os.access(path.absolute().parent, os.W_OK):
+        if path is None:
+            continue
+        if path.is_dir() or not os.access(path.absolute().parent, os.W_OK):
             raise ConfigError(f"cannot write to {str(path)!r}")
     if options.plot is not None:
         check_can_plot(options.plot)
@@ -186,23 +193,28 @@ def _check_command(options: argparse.Namespace) -> None:
 
 
 def _keep(report: BenchReport, options: argparse.Namespace) -> None:
-    if options.json is not None:
-        encoded = msgspec.json.format(msgspec.json.encode(report), indent=1)
-        options.json.write_bytes(encoded + b"\n")
-    if options.plot is not None:
-        write_plot(report, options.plot)
+    try:
+        if options.json is not None:
+            encoded = msgspec.json.format(msgspec.json.encode(report), indent=1)
+            options.json.write_bytes(encoded + b"\n")
+        if options.plot is not None:
+            write_plot(report, options.plot)
+    except OSError as error:
+        raise ConfigError(f"the figures cannot be kept: {error}") from error
 
 
 def _workloads(options: argparse.Namespace) -> list[Workload]:
     for number in ("repeat", "pairs"):
         if getattr(options, number, 1) < 1:
             raise ConfigError(f"{number} must be 1 or more, got {getattr(options, number)}")
+    if not 0 < options.scale <= MAX_SCALE:
+        raise ConfigError(f"scale must be above 0 and at most {MAX_SCALE:g}, got {options.scale}")
     chosen = []
     for name in options.workloads.split(","):
         if name not in WORKLOADS:
             raise ConfigError(f"no workload {name!r}: there are {', '.join(WORKLOADS)}")
         found = WORKLOADS[name]
-        count = round(options.scale * found.num_requests)
+        count = max(1, round(options.scale * found.num_requests))
         chosen.append(msgspec.structs.replace(found, num_requests=count))
     return chosen
 
@@ -218,10 +230,10 @@ def _serve_workloads(options: argparse.Namespace) -> list[Workload]:
     return [
         Workload(
             name="serve",
-            num_requests=options.num_requests or REQUESTS_PER_CONCURRENCY * max(number, 4),
+            num_requests=_either(options.num_requests, REQUESTS_PER_CONCURRENCY * max(number, 4)),
             concurrency=number,
-            prompt_tokens=options.prompt_tokens or defaults[0],
-            output_tokens=options.output_tokens or defaults[1],
+            prompt_tokens=_either(options.prompt_tokens, defaults[0]),
+            output_tokens=_either(options.output_tokens, defaults[1]),
             is_mix=options.mix,
             rate=options.rate,
             seed=options.seed,
@@ -230,10 +242,24 @@ def _serve_workloads(options: argparse.Namespace) -> list[Workload]:
     ]
 
 
+def _either(given: T | None, default: T) -> T:
+    return default if given is None else given
+
+
 def _own_command(options: argparse.Namespace) -> list[str]:
     arguments = config_to_arguments(config_from_arguments(options))
     start = [sys.executable, "-m", "trio_engine.engine", "--owner-fd=0"]
     return [*start, f"--handshake-address={HANDSHAKE}", *arguments]
+
+
+def _parse_command(text: str) -> list[str]:
+    try:
+        command = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"cannot parse the command {text!r}: {error}") from error
+    if not command:
+        raise ConfigError("an engine command is empty")
+    return command
 
 
 # Commands
@@ -267,7 +293,7 @@ async def _step(options: argparse.Namespace, line: CounterLine) -> BenchReport:
 
 
 async def _compare(options: argparse.Namespace, line: CounterLine) -> BenchReport:
-    commands = [shlex.split(command) for command in (options.first, options.second)]
+    commands = [_parse_command(command) for command in (options.first, options.second)]
     workloads = _workloads(options)
     report = BenchReport(command="compare", engines=commands)
     async with AsyncExitStack() as stack:

@@ -297,6 +297,11 @@ class EngineCore:
         return bool(self._requests)
 
     @property
+    def has_runnable_requests(self) -> bool:
+        """Whether the device has something to do: some request runs or may start."""
+        return self._scheduler.has_runnable_requests and not self.pause_state.is_on
+
+    @property
     def has_running_requests(self) -> bool:
         """Whether any request has started and not ended, preempted ones included."""
         return self._scheduler.has_started_requests

@@ -129,6 +129,11 @@ class Scheduler:
         return sorted(chain(*queues), key=_TURN)
 
     @property
+    def has_runnable_requests(self) -> bool:
+        """Whether any request could be in a step, if there is room for it."""
+        return bool(self.running or self._fresh or self._preempted)
+
+    @property
     def has_started_requests(self) -> bool:
         """Whether any request here has started, preempted ones included."""
         # Whoever waits for a place for its adapter waits for one that runs.

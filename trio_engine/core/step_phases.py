@@ -35,8 +35,7 @@ class StepPhase:
     ``ADMIT``: taking in messages that were decoded. ``PLAN``: making plans and handing them on.
     ``WAIT``: the loop has nothing to do while a plan is in flight; writers and readers have their
     turns then. ``FORWARD``: the device computes. ``SETTLE``: giving tokens to requests and
-    outboxes. ``ENCODE``: one message to a client. ``SEND``: until ZeroMQ has it, and other tasks'
-    turns meanwhile.
+    outboxes. ``ENCODE``: one message to a client. ``SEND``: until ZeroMQ has it.
     """
 
     ADMIT = 0

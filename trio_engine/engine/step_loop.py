@@ -234,7 +234,7 @@ class StepLoop:
 
     def _note_known(self) -> None:
         device = self.phases.device
-        is_known = self.core.has_requests and not self.core.pause_state.is_on
+        is_known = self.core.has_runnable_requests
         if is_known is not device.is_known:
             device.note_known(is_known)
 

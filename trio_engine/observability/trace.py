@@ -47,8 +47,10 @@ class Trace:
         if path is None:
             return
         try:
+            if Path(path).is_fifo():  # opening it would wait for a reader
+                raise OSError("it is a pipe")
             Path(path).write_text("")
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise ConfigError(f"trace cannot be written to {path!r}: {error}") from error
 
     def attach(self, phases: StepPhases) -> None:

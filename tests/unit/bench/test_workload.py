@@ -84,9 +84,9 @@ def test_what_an_engine_cannot_serve_is_refused_before_it_is_sent() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_requests": 0}, "num_requests must be 1 or more, got 0"),
-        ({"num_requests": 1, "concurrency": 0}, "concurrency must be 1 or more, got 0"),
-        ({"num_requests": 1, "output_tokens": 0}, "output_tokens must be 1 or more, got 0"),
+        ({"num_requests": 0}, "num_requests must be 1 to 10000000, got 0"),
+        ({"num_requests": 1, "concurrency": 0}, "concurrency must be 1 to 10000000, got 0"),
+        ({"num_requests": 1, "output_tokens": 0}, "output_tokens must be 1 to 10000000, got 0"),
         ({"num_requests": 1, "rate": 0.0}, "rate must be above 0 and finite, got 0.0"),
     ],
 )

@@ -87,6 +87,17 @@ def test_with_its_grammar_it_runs_in_the_turn_of_its_coming() -> None:
     assert plan.new_rows[0].grammar is GRAMMAR
 
 
+def test_until_it_has_its_grammar_the_device_has_nothing_to_do() -> None:
+    core = make_core()
+    core.add(ask())
+    assert core.has_requests
+    assert not core.has_runnable_requests
+    core.put_grammar(pending(core), GRAMMAR)
+    assert core.has_runnable_requests
+    core.pause(PauseMode.KEEP)
+    assert not core.has_runnable_requests
+
+
 def test_a_request_without_a_grammar_has_none_in_its_row() -> None:
     core = make_core()
     core.add(make_source())
