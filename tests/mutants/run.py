@@ -24,7 +24,7 @@ from trio_engine.testing import machines
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parent.parent / "trio_engine"
-MAX_EXAMPLES = {"BlockPoolMachine": 2000, "EngineCoreMachine": 2000, "EngineMachine": 500}
+MAX_EXAMPLES = {"BlockPoolMachine": 2000, "EngineCoreMachine": 2000, "EngineMachine": 2000}
 WANTED_RULES = 8
 TIMEOUT_S = 900.0
 """Hypothesis itself gives up shrinking after five minutes."""

@@ -182,7 +182,7 @@ class EngineMachine(PromiseMachine):
             self.do(partial(self.clients[client].send_malformed, frames))
 
     @precondition(lambda self: not self.has_ended)
-    @rule(client=CLIENTS, num_moves=st.integers(0, 16))
+    @rule(client=CLIENTS, num_moves=st.sampled_from([0, 2, 16]))
     def stop_reading(self, client: int, num_moves: int) -> None:
         """A client leaves unread what comes; beyond the limit its requests may end with ERROR."""
         self.clients[client].is_reading = False
@@ -265,14 +265,16 @@ class EngineMachine(PromiseMachine):
             assert not are_reading, "the drain outlives its deadline"
 
     # Without a precondition, as the first rule by name: see ``promise_machine``.
-    @rule()
-    def ask_to_stop(self) -> None:
-        """As SIGTERM does: at first a drain, then an end."""
+    @rule(lost=st.none() | CLIENTS)
+    def ask_to_stop(self, lost: int | None) -> None:
+        """As SIGTERM does: at first a drain, then an end, at which a client may be lost."""
         if not self.is_busy:
             return
         excuse_aborts(self.promises.open_lives())
         self._is_stopping = True
         self.do(partial(self.engine.proc.shutdown.request, "asked to"))
+        if lost is not None and self.is_busy:
+            self.break_link(lost, is_input=False)
 
     @precondition(lambda self: self.is_busy)
     @rule()
