@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 MB = 1_000_000
 
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -65,13 +64,6 @@ def peak_rss_bytes(pid: int) -> int:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     fields = dict(line.split(":", 1) for line in lines)
     return int(fields["VmHWM"].split()[0]) << 10
-
-
-def cpu_s(pid: int) -> float:
-    """Processor time that a process has used, all threads, in steps of 10 ms."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    user_ticks, system_ticks = fields[11:13]
-    return (int(user_ticks) + int(system_ticks)) / _TICKS_PER_S
 
 
 def percentile(values: Iterable[float], fraction: float) -> float:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 import trio
 
 from tests.benchmarks.engines import MODEL_ENGINE, null_command, open_wire_engine
-from tests.benchmarks.figures import Report, cpu_s
+from tests.benchmarks.figures import Report
 from tests.process.engine_programs import engine_command
+from trio_engine.bench.engine import process_cpu_s
 from trio_engine.requests import PauseMode
 
 if TYPE_CHECKING:
@@ -42,9 +43,9 @@ async def measure_engine(executor: str, seconds: float, report: Report) -> None:
 
         async def measure(state: str) -> None:
             await trio.sleep(SETTLE_S)
-            before, started = cpu_s(engine.process.pid), trio.current_time()
+            before, started = process_cpu_s(engine.process.pid), trio.current_time()
             await trio.sleep(seconds)
-            used_s = cpu_s(engine.process.pid) - before
+            used_s = process_cpu_s(engine.process.pid) - before
             percent = 100 * used_s / (trio.current_time() - started)
             report.add(f"{executor}, {state}", percent, "% of a core", below=MAX_PERCENT)
 

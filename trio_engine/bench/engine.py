@@ -49,6 +49,13 @@ ANY_HOST_PORT = "tcp://127.0.0.1:0"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
+def process_cpu_s(pid: int) -> float:
+    """Processor time that a process has used, all threads, in steps of 10 ms. Linux only."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    user_ticks, system_ticks = fields[11:13]
+    return (int(user_ticks) + int(system_ticks)) / _TICKS_PER_S
+
+
 class BenchEngine:
     """A running engine and the way to it. Made by ``open_bench_engine``.
 
@@ -132,15 +139,12 @@ class BenchEngine:
                 return output.result.value
 
     def cpu_s(self) -> float:
-        """Processor time that its process has used, all threads, in steps of 10 ms."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        user_ticks, system_ticks = fields[11:13]
-        return (int(user_ticks) + int(system_ticks)) / _TICKS_PER_S
+        """``process_cpu_s`` of its process; helpers that it started are not counted."""
+        return process_cpu_s(self._process.pid)
 
     def describe_exit(self) -> str:
         """How it ended and its last line, or that it still runs."""
-        last_line = self._process.stderr_tail.rpartition("\n")[2].strip()
-        return f"{self._process.describe_exit()}: {last_line:.200}"
+        return f"{self._process.describe_exit()}: {self._process.last_line:.200}"
 
     async def cancel_when_gone(self, scope: trio.CancelScope) -> None:
         """Waits for its end, and then ends a wait for something that it will not do."""

@@ -67,6 +67,11 @@ class EngineProcess:
         """The last lines that it wrote, with newlines between."""
         return "\n".join(self._tail)
 
+    @property
+    def last_line(self) -> str:
+        """The last line that it wrote, empty if there is none; often why it ended."""
+        return self._tail[-1].strip() if self._tail else ""
+
     def describe_exit(self) -> str:
         """How it ended, in words: ``exit status 1`` or ``killed by SIGKILL``."""
         status = self.exit_status

@@ -64,10 +64,9 @@ async def wait_process_ready(
     if process.exit_status is None:
         message = front_end.describe_timeout(start_timeout_s)
     else:
-        tail = process.stderr_tail
-        # Not ours to know what another program's last line is worth, but it is all that there is.
-        last_line = tail.rpartition("\n")[2].strip()
-        reason = parse_start_up_failure(tail) or last_line or "it did not say why"
+        # Another program's last line may be worth little, but it is all that there is.
+        reason = parse_start_up_failure(process.stderr_tail) or process.last_line
+        reason = reason or "it did not say why"
         message = f"the engine did not start ({process.describe_exit()}): {reason}"
     error = EngineStartError(
         message, exit_status=process.exit_status, stderr_tail=process.stderr_tail

@@ -171,7 +171,7 @@ class EngineCore:
         if request.is_finished:
             return
         if isinstance(grammar, str):
-            self._fail("grammar_failed", [request], describe_failure(request, grammar))
+            self._fail_grammar(request, grammar)
         else:
             self._scheduler.put_grammar(request, grammar)
         self._stats_are_stale = True
@@ -208,7 +208,8 @@ class EngineCore:
         self._scheduler.settle(step)
         grammar_ends = result.grammar_ends or {}
         for request, why in step.grammar_failures(grammar_ends) if grammar_ends else ():
-            self._fail("grammar_failed", [request], describe_failure(request, why))
+            self._fail_grammar(request, why)
+        # Of those that get something, the first is told the gauges; if none does, client 0.
         first_client = len(self.outboxes)
         rows = zip(step.requests, step.samples, step.plan.slots, result.token_ids, strict=True)
         for request, samples, slot, token_id in rows:
@@ -235,7 +236,7 @@ class EngineCore:
         steps, in_rows = self._steps.fail(plan_id, error)
         self._scheduler.roll_back(steps)
         at_fault = [request for request in in_rows if not request.is_finished]
-        self._fail("step_failed", at_fault, str(error))
+        self._fail("step_failed", logging.ERROR, at_fault, str(error))
 
     # Control
 
@@ -298,7 +299,7 @@ class EngineCore:
 
     @property
     def has_runnable_requests(self) -> bool:
-        """Whether the device has something to do: some request runs or may start."""
+        """Whether a request runs or may start, and no pause is on."""
         return self._scheduler.has_runnable_requests and not self.pause_state.is_on
 
     @property
@@ -391,10 +392,14 @@ class EngineCore:
         del self._requests[request.key]
         self._stats_are_stale = True
 
-    def _fail(self, record: str, requests: Iterable[Request], reason: str) -> None:
+    def _fail_grammar(self, request: Request, why: str) -> None:
+        # No fault of the engine's: the client asked for it.
+        self._fail("grammar_failed", logging.WARNING, [request], describe_failure(request, why))
+
+    def _fail(self, record: str, level: int, requests: Iterable[Request], reason: str) -> None:
         for request in requests:
             shown = brief(repr(request.request_id))
-            logger.error("%s request_id=%s reason=%r", record, shown, reason)
+            logger.log(level, "%s request_id=%s reason=%r", record, shown, reason)
         self._finish_many(requests, RequestEvent.FAIL, FinishReason.ERROR, reason)
 
     def _finish_many(

@@ -102,29 +102,24 @@ async def write_outputs(
     """
     encoder = OutputsEncoder()
 
-    async def send_timed() -> None:
-        start = perf_counter_ns()
+    async def send_all() -> None:
+        is_timed = phases.is_timed  # of the turn that filled the outbox; another may come meanwhile
         for message in outbox.take(clock()):
+            start = perf_counter_ns() if is_timed else 0
             frames = encoder.encode(message)
-            encoded = perf_counter_ns()
+            encoded = perf_counter_ns() if is_timed else 0
             await _send(socket, frames)
-            sent = perf_counter_ns()
-            phases.note_message(outbox.client_index, start, encoded, sent)
-            start = sent
+            if is_timed:
+                phases.note_message(outbox.client_index, start, encoded, perf_counter_ns())
 
     while True:
         try:
             await doorbell.wait()
         except trio.EndOfChannel:
             break
-        if phases.is_timed:
-            await send_timed()
-        else:
-            for message in outbox.take(clock()):
-                await _send(socket, encoder.encode(message))
+        await send_all()
         room.ring()
-    for message in outbox.take(clock()):
-        await _send(socket, encoder.encode(message))
+    await send_all()
     if outbox.is_dead:
         await _send(socket, [ENGINE_CORE_DEAD])
 

@@ -194,7 +194,7 @@ class EngineMachine(PromiseMachine):
     def resume_reading(self, client: int) -> None:
         """It reads all that is there, and whatever comes."""
         self.clients[client].is_reading = True
-        self.do(_nothing)
+        self.do(lambda: None)
 
     # What becomes of messages on their way
 
@@ -257,7 +257,7 @@ class EngineMachine(PromiseMachine):
         """Deadlines pass; what a client has not read when the engine ends may be lost."""
         assert self.guest is not None
         self.guest.jump(seconds)
-        self.do(_nothing)
+        self.do(lambda: None)
         if self.has_ended:
             self._has_missed |= {c.index for c in self.clients if not c.is_reading}
         elif self._is_stopping and seconds > self.config.shutdown_timeout_s:
@@ -399,7 +399,3 @@ class EngineMachine(PromiseMachine):
     def _read(self) -> None:
         for client in self.clients:
             client.read()
-
-
-def _nothing() -> None:
-    pass

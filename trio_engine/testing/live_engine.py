@@ -147,7 +147,7 @@ class LiveEngine:
         """How the process ended and its last line, or that it runs."""
         if self.process.exit_status is None:
             return ""
-        last_line = self.process.stderr_tail.rpartition("\n")[2].strip()
+        last_line = self.process.last_line
         return f"it has ended ({self.process.describe_exit()}): {last_line:.200}"
 
 

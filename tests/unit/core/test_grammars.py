@@ -130,7 +130,9 @@ def test_events_tell_when_it_came_and_when_it_started() -> None:
 # Ends before it runs
 
 
-def test_a_grammar_that_failed_ends_its_request_with_the_reason() -> None:
+def test_a_grammar_that_failed_ends_its_request_with_the_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     core = make_core()
     core.add(ask("bad"))
     core.add(make_source("free"))
@@ -138,6 +140,8 @@ def test_a_grammar_that_failed_ends_its_request_with_the_reason() -> None:
     (output,) = take(core)
     assert (output.request_id, output.finish_reason) == ("bad", FinishReason.ERROR)
     assert output.stop_reason == "structured_outputs.regex: it is no grammar"
+    (record,) = caplog.records
+    assert (record.levelname, record.getMessage().split()[0]) == ("WARNING", "grammar_failed")
     assert [row.request_id for row in plan_step(core).new_rows] == ["free"]
 
 
