@@ -41,7 +41,7 @@ PLAN = StepPlan(plan_id=0, slots=[0], num_scheduled_tokens=[1])
 
 
 def bookkeeping(phases: StepPhases) -> Callable[[], None]:
-    """What one step calls, as ``StepLoop._turn``, ``write_outputs`` and ``ForwardThread`` do."""
+    """What one step calls, as ``StepLoop._turn``, ``OutputWriter`` and ``ForwardThread`` do."""
 
     def step() -> None:
         is_timed = phases.begin_turn()

@@ -39,7 +39,7 @@ class HandForward(ForwardThread):
     """In the thread's place: keeps what is submitted until ``settle``."""
 
     def __init__(self, executor: ScriptedExecutor, doorbell: Doorbell) -> None:
-        super().__init__(executor, doorbell.ring, call_in_trio=_never)
+        super().__init__(executor, doorbell.ring)
         self.executor = executor
         self.items: deque[StepPlan | DeviceCommand] = deque()
         self.num_nudges = 0
@@ -74,10 +74,6 @@ class HandForward(ForwardThread):
                 self.come(CommandDone(item.command_id, error=error))
             else:
                 self.come(Broken(error))
-
-
-def _never(*_: object) -> None:
-    raise AssertionError("nothing runs in a thread here")
 
 
 class LoopRig:

@@ -97,8 +97,8 @@ class Rig:
         self.doorbell = Doorbell()
         # Rung when the thread is held at a gate, or a result has come back.
         self._news = Doorbell()
-        token = trio.lowlevel.current_trio_token()
-        self.executor = GatedExecutor(CONFIG, partial(token.run_sync_soon, self._news.ring))
+        self._token = trio.lowlevel.current_trio_token()
+        self.executor = GatedExecutor(CONFIG, partial(self._token.run_sync_soon, self._news.ring))
         self.loop: StepLoop
         self.promises = Promises(
             lambda request: run_alone(request, max_model_len=CONFIG.max_model_len or 0)
@@ -110,7 +110,11 @@ class Rig:
         return self.loop.core
 
     def on_event(self) -> None:
-        """A result has come back; the step loop has not looked at it."""
+        """A result has come back, on the thread."""
+        self._token.run_sync_soon(self._at_event)
+
+    def _at_event(self) -> None:
+        # The step loop has not looked at the result: it was not rung before.
         act, self.at_result = self.at_result, None
         if act is not None:
             act()

@@ -13,7 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.tasks.engine_parts import CONFIG, TEST_TIMEOUT_S, make_plan
 from trio_engine.core.plan import DeviceCommand, StepResult
-from trio_engine.engine.doorbell import Doorbell
+from trio_engine.engine.doorbell import ThreadSafeDoorbell
 from trio_engine.engine.forward_thread import (
     Broken,
     CommandDone,
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 class Rig:
     """A thread and the events that come out of it."""
 
-    def __init__(self, thread: ForwardThread, executor: ScriptedExecutor, bell: Doorbell) -> None:
+    def __init__(
+        self, thread: ForwardThread, executor: ScriptedExecutor, bell: ThreadSafeDoorbell
+    ) -> None:
         self.thread = thread
         self.executor = executor
         self._bell = bell
@@ -65,8 +67,7 @@ async def open_rig(
     executor = ScriptedExecutor(CONFIG, launches_ahead=launches_ahead)
     if load_error is not None:
         executor.fail_next("load", load_error)
-    bell = Doorbell()
-    with trio.fail_after(TEST_TIMEOUT_S):
+    with trio.fail_after(TEST_TIMEOUT_S), ThreadSafeDoorbell() as bell:
         async with open_forward_thread(executor, bell.ring) as thread:
             rig = Rig(thread, executor, bell)
             with executor.gates_open_at_end():
@@ -120,7 +121,6 @@ async def test_leaving_waits_for_the_step_and_drops_what_is_queued() -> None:
 @pytest.mark.known_fault(kind="uncancellable-thread")
 async def test_cancelling_waits_for_the_step() -> None:
     executor = ScriptedExecutor(CONFIG)
-    bell = Doorbell()
     gate = executor.gates["collect"]
     gate.close()
     left = trio.Event()
@@ -132,7 +132,11 @@ async def test_cancelling_waits_for_the_step() -> None:
                 await trio.sleep_forever()
         left.set()
 
-    with trio.fail_after(TEST_TIMEOUT_S), executor.gates_open_at_end():
+    with (
+        trio.fail_after(TEST_TIMEOUT_S),
+        ThreadSafeDoorbell() as bell,
+        executor.gates_open_at_end(),
+    ):
         async with trio.open_nursery() as nursery:
             scope = trio.CancelScope()
             nursery.start_soon(use, scope)
@@ -154,19 +158,6 @@ async def test_a_busy_service_does_not_keep_it_from_its_thread() -> None:
             pass
     finally:
         limiter.total_tokens = tokens
-
-
-def test_an_event_after_the_end_of_trio_is_dropped() -> None:
-    async def get_token() -> trio.lowlevel.TrioToken:
-        return trio.lowlevel.current_trio_token()
-
-    token = trio.run(get_token)
-    executor = ScriptedExecutor(CONFIG)
-    thread = ForwardThread(executor, lambda: None, call_in_trio=token.run_sync_soon)
-    thread.stop()
-    thread.run()
-    assert executor.calls == ["load", "shutdown"]
-    assert not thread.events
 
 
 # The order of plans

@@ -121,7 +121,7 @@ async def test_a_client_that_never_reads_is_waited_for_so_long_and_no_longer(
             for number in range(100):
                 answer = UtilityOutput(number, result=UtilityResult(None, "x" * 50_000))
                 rig.outboxes[0].put_utility_output(answer)
-            rig.links.ring(0)
+            rig.links.flush(0)
             await wait_all_tasks_blocked()
             for outbox in rig.outboxes:
                 outbox.refuse("x", FinishReason.ABORT)
@@ -148,12 +148,12 @@ async def test_a_client_that_has_left_is_not_waited_for(
                 await rig.open(nursery)
                 await rig.inputs[0].receive()
                 rig.outboxes[0].refuse("heard", FinishReason.ABORT)
-                rig.links.ring(0)
+                rig.links.flush(0)
                 await rig.outputs[0].receive()
                 for number in range(100):  # more than its buffers hold
                     answer = UtilityOutput(number, result=UtilityResult(None, "x" * 50_000))
                     rig.outboxes[0].put_utility_output(answer)
-                rig.links.ring(0)
+                rig.links.flush(0)
                 await wait_all_tasks_blocked()
                 if leaves == "before the end":
                     rig.outputs[0].close()
@@ -186,7 +186,7 @@ async def test_what_cannot_be_encoded_ends_its_writer_loudly() -> None:
                 await rig.open(nursery)
                 result = UtilityResult(None, object())
                 rig.outboxes[0].put_utility_output(UtilityOutput(1, result=result))
-                rig.links.ring(0)
+                rig.links.flush(0)
                 try:
                     await trio.sleep_forever()
                 finally:

@@ -12,6 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.tasks.engine_parts import TEST_TIMEOUT_S
 from trio_engine.core.outbox import Outbox
+from trio_engine.core.request import Request
 from trio_engine.core.step_phases import DeviceClock, StepPhases
 from trio_engine.engine import pumps
 from trio_engine.engine.doorbell import Doorbell
@@ -19,11 +20,14 @@ from trio_engine.engine.inbox import MAX_LISTS, Inbox
 from trio_engine.engine.pumps import (
     MAX_BYTES_PER_SLICE,
     MAX_MESSAGES_PER_SLICE,
+    OutputWriter,
     next_limit,
     read_requests,
-    write_outputs,
 )
 from trio_engine.outputs import FinishReason, UtilityOutput, UtilityResult
+from trio_engine.sampling_params import SamplingParams
+from trio_engine.testing.memory_transport import MemoryNetwork
+from trio_engine.testing.requests import make_request
 from trio_engine.transport.context import ZmqContext, open_context
 from trio_engine.transport.socket import SocketKind
 from trio_engine.wire.codec import OutputsDecoder, RequestEncoder, UndecodableRequest
@@ -265,43 +269,43 @@ async def stop_reading(router: ZmqSocket, dealer: ZmqSocket, outbox: Outbox) -> 
 # Writing
 
 
-def new_phases() -> StepPhases:
-    return StepPhases(DeviceClock())
+def make_writer(push: ZmqSocket, outbox: Outbox) -> OutputWriter:
+    return OutputWriter(push, outbox, time.monotonic, StepPhases(DeviceClock()))
 
 
 async def receive(pull: ZmqSocket) -> EngineCoreOutputs:
     return OutputsDecoder().decode(await pull.receive())
 
 
-async def test_what_is_put_in_after_a_ring_goes_out(outputs: tuple[ZmqSocket, ZmqSocket]) -> None:
+async def test_each_flush_sends_what_was_put_in(outputs: tuple[ZmqSocket, ZmqSocket]) -> None:
     push, pull = outputs
-    outbox, doorbell = Outbox(0, 5), Doorbell()
+    outbox = Outbox(0, 5)
+    writer = make_writer(push, outbox)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(
-            write_outputs, push, outbox, doorbell, Doorbell(), time.monotonic, new_phases()
-        )
+        nursery.start_soon(writer.run)
         for request_id in ("x", "y"):
             before = time.monotonic()
             outbox.refuse(request_id, FinishReason.ERROR)
-            doorbell.ring()
+            writer.flush()
             message = await receive(pull)
             assert [output.request_id for output in message.outputs] == [request_id]
             assert message.engine_index == 5
             assert before <= message.timestamp <= time.monotonic()
-        doorbell.close()
+        writer.close()
 
 
 async def test_the_last_words_are_outputs_then_answers_then_the_death_notice(
     outputs: tuple[ZmqSocket, ZmqSocket],
 ) -> None:
     push, pull = outputs
-    outbox, doorbell = Outbox(0, 0), Doorbell()
+    outbox = Outbox(0, 0)
     outbox.mark_dead()
     outbox.put_utility_output(UtilityOutput(1, result=UtilityResult(None, 1)))
     outbox.put_utility_output(UtilityOutput(2, result=UtilityResult(None, 2)))
     outbox.refuse("x", FinishReason.ABORT)
-    doorbell.close()
-    await write_outputs(push, outbox, doorbell, Doorbell(), time.monotonic, new_phases())
+    writer = make_writer(push, outbox)
+    writer.close()
+    await writer.run()
     assert [output.request_id for output in (await receive(pull)).outputs] == ["x"]
     for call_id in (1, 2):
         answer = (await receive(pull)).utility_output
@@ -314,25 +318,101 @@ async def test_a_death_notice_is_not_sent_before_the_end(
     outputs: tuple[ZmqSocket, ZmqSocket],
 ) -> None:
     push, pull = outputs
-    outbox, doorbell = Outbox(0, 0), Doorbell()
+    outbox = Outbox(0, 0)
+    writer = make_writer(push, outbox)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(
-            write_outputs, push, outbox, doorbell, Doorbell(), time.monotonic, new_phases()
-        )
+        nursery.start_soon(writer.run)
         outbox.mark_dead()
-        doorbell.ring()
+        writer.flush()
         await wait_all_tasks_blocked()
         assert push.statistics().messages_sent == 0
         outbox.refuse("x", FinishReason.ERROR)
-        doorbell.close()
+        writer.close()
     assert (await receive(pull)).outputs
     assert await pull.receive() == [ENGINE_CORE_DEAD]
 
 
 async def test_nothing_to_say_sends_nothing(outputs: tuple[ZmqSocket, ZmqSocket]) -> None:
     push, _ = outputs
-    doorbell = Doorbell()
-    doorbell.ring()
-    doorbell.close()
-    await write_outputs(push, Outbox(0, 0), doorbell, Doorbell(), time.monotonic, new_phases())
+    writer = make_writer(push, Outbox(0, 0))
+    writer.flush()
+    writer.close()
+    await writer.run()
     assert push.statistics().messages_sent == 0
+
+
+async def test_nothing_follows_the_death_notice(outputs: tuple[ZmqSocket, ZmqSocket]) -> None:
+    push, pull = outputs
+    outbox = Outbox(0, 0)
+    outbox.mark_dead()
+    writer = make_writer(push, outbox)
+    writer.close()
+    await writer.run()
+    outbox.refuse("x", FinishReason.ERROR)
+    writer.flush()
+    assert push.statistics().messages_sent == 1
+    assert await pull.receive() == [ENGINE_CORE_DEAD]
+
+
+async def test_what_has_no_room_is_sent_in_order_and_merges_behind(
+    context: ZmqContext, tmp_path: Path
+) -> None:
+    """A client that does not read holds up nobody, and costs one message for all that comes."""
+    push = context.socket(SocketKind.PUSH, send_hwm=1, buffer_bytes=4096)
+    pull = context.socket(SocketKind.PULL, receive_hwm=1, buffer_bytes=4096)
+    push.connect(pull.bind(f"ipc://{tmp_path}/out"))
+    outbox = Outbox(0, 0, limit_bytes=10)
+    writer = make_writer(push, outbox)
+    ids = [f"{number}-{'x' * 4096}" for number in range(200)]
+    with trio.fail_after(TEST_TIMEOUT_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(writer.run)
+            for request_id in ids:
+                outbox.refuse(request_id, FinishReason.ERROR)
+                writer.flush()
+                await trio.lowlevel.checkpoint()
+            num_sent = push.statistics().messages_sent
+            assert 0 < num_sent < len(ids) - 1
+            assert outbox.is_full
+            received: list[str] = []
+            while len(received) < len(ids):
+                received += [output.request_id for output in (await receive(pull)).outputs]
+            assert received == ids
+            # The one that waited, and all that had merged behind it.
+            assert push.statistics().messages_sent == num_sent + 2
+            writer.close()
+
+
+async def test_a_broken_link_comes_up_in_the_task() -> None:
+    network = MemoryNetwork()
+    socket = network.socket(SocketKind.PUSH)
+    socket.connect("memory://out")
+    outbox = Outbox(0, 0)
+    writer = OutputWriter(socket, outbox, time.monotonic, StepPhases(DeviceClock()))
+    network.peer("memory://out").break_off()
+    outbox.refuse("x", FinishReason.ERROR)
+    writer.flush()
+    with pytest.raises(trio.BrokenResourceError):
+        await writer.run()
+
+
+async def test_who_waits_for_room_is_told_when_all_was_sent(
+    outputs: tuple[ZmqSocket, ZmqSocket], inputs: tuple[ZmqSocket, ZmqSocket]
+) -> None:
+    """Also where the outbox is no longer full by then, because a request was aborted."""
+    push, _ = outputs
+    router, dealer = inputs
+    outbox, inbox = Outbox(3, 0, limit_bytes=800), CountingInbox()
+    writer = make_writer(push, outbox)
+    request = Request(make_request("x", [1]), SamplingParams(max_tokens=1), 10)
+    outbox.append_token(request, 5)
+    outbox.refuse("y", FinishReason.ERROR)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read_requests, dealer, outbox, writer.room, inbox)
+        await wait_all_tasks_blocked()
+        outbox.drop(request)
+        assert not outbox.is_full
+        await send_aborts(router, "a")
+        writer.flush()
+        await inbox.wait_ids(1)
+        nursery.cancel_scope.cancel()

@@ -16,7 +16,7 @@ from trio_engine.client.sender import MessageSender
 from trio_engine.client.service_tasks import open_service_tasks
 from trio_engine.core.engine_core import EngineCore
 from trio_engine.engine import start_up
-from trio_engine.engine.doorbell import Doorbell
+from trio_engine.engine.doorbell import Doorbell, ThreadSafeDoorbell
 from trio_engine.engine.forward_thread import open_forward_thread
 from trio_engine.engine.grammar_service import GrammarService
 from trio_engine.engine.guarded_compiler import GuardedCompiler
@@ -89,11 +89,11 @@ class _InprocEngine:
 
     async def run(self) -> None:
         """Loads and serves. Whatever ends it ends up in its client, or in ``wait_loaded``."""
-        doorbell = Doorbell()
         try:
             executor = self._executor_factory(self._config)
-            async with self._open_forward(executor, doorbell.ring) as forward:
-                await self._serve(forward, doorbell)
+            with ThreadSafeDoorbell() as doorbell:
+                async with self._open_forward(executor, doorbell.ring) as forward:
+                    await self._serve(forward, doorbell)
         except* Exception as group:  # the nurseries between here and the fault
             self._failure = _first(group)
         finally:
@@ -120,7 +120,7 @@ class _InprocEngine:
             for message in outbox.take(trio.current_time()):
                 client.apply(message)
 
-    async def _serve(self, forward: ForwardThread, doorbell: Doorbell) -> None:
+    async def _serve(self, forward: ForwardThread, doorbell: ThreadSafeDoorbell) -> None:
         self.properties = await start_up.wait_loaded(forward, doorbell)
         core = EngineCore(self._config, self.properties, num_clients=1, clock=trio.current_time)
         self.loop = StepLoop(

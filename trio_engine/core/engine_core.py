@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_FINISHED = RequestStatus.FINISHED
+
 
 class EngineCore:
     """Scheduler, request table and outboxes of one engine.
@@ -209,21 +211,32 @@ class EngineCore:
         grammar_ends = result.grammar_ends or {}
         for request, why in step.grammar_failures(grammar_ends) if grammar_ends else ():
             self._fail_grammar(request, why)
+        outboxes, has_nans = self.outboxes, bool(result.num_nans_in_logits)
         # Of those that get something, the first is told the gauges; if none does, client 0.
-        first_client = len(self.outboxes)
+        first_client = len(outboxes)
         rows = zip(step.requests, step.samples, step.plan.slots, result.token_ids, strict=True)
+        # Nothing else takes as long, with as many rows as there can be: no call that need not be.
         for request, samples, slot, token_id in rows:
             # A request that has ended since gets nothing; under its id another may live (rule 2).
-            if not samples or request.status is RequestStatus.FINISHED:
+            if not samples or request.status is _FINISHED:
                 continue
             if not 0 <= token_id < self._vocab_size:
                 raise StepError(f"plan {result.plan_id} gave token {token_id} for {request!r}")
             client_index = request.client_index
             if client_index < first_client:
                 first_client = client_index
-            if request.asks_logprobs or result.num_nans_in_logits:
-                put_details(self.outboxes[client_index], request, slot, result, self._vocab_size)
-            self._settle_token(request, token_id, grammar_ended=slot in grammar_ends)
+            if request.asks_logprobs or has_nans:
+                put_details(outboxes[client_index], request, slot, result, self._vocab_size)
+            request.num_unsettled_tokens -= 1
+            token_ids = request.token_ids
+            token_ids.append(token_id)
+            outboxes[client_index].append_token(request, token_id)
+            if (
+                token_id in request.watched_token_ids
+                or len(token_ids) >= request.watched_length
+                or slot in grammar_ends
+            ):
+                self._stop_if_due(request, token_id, grammar_ended=slot in grammar_ends)
         self._end_overflowing_clients()
         self._put_stats(self.outboxes[first_client % len(self.outboxes)])
 
@@ -370,21 +383,11 @@ class EngineCore:
             request.request_id, reason, why, is_pooling=request.pooling_params is not None
         )
 
-    def _settle_token(self, request: Request, token_id: int, *, grammar_ended: bool) -> None:
-        outbox = self.outboxes[request.client_index]
-        request.num_unsettled_tokens -= 1
-        token_ids = request.token_ids
-        token_ids.append(token_id)
-        outbox.append_token(request, token_id)
-        if (
-            token_id in request.watched_token_ids
-            or len(token_ids) >= request.watched_length
-            or grammar_ended
-        ):
-            decision = check_stop(request, token_id, grammar_ended=grammar_ended)
-            if decision is not None:
-                self._end(request, RequestEvent.STOP)
-                outbox.finish(request, *decision)
+    def _stop_if_due(self, request: Request, token_id: int, *, grammar_ended: bool) -> None:
+        decision = check_stop(request, token_id, grammar_ended=grammar_ended)
+        if decision is not None:
+            self._end(request, RequestEvent.STOP)
+            self.outboxes[request.client_index].finish(request, *decision)
 
     def _end(self, request: Request, event: RequestEvent) -> None:
         self._scheduler.remove(request)

@@ -94,12 +94,17 @@ class Outbox:
 
     def append_token(self, request: Request, token_id: int) -> None:
         """Adds a token, and what else there is to tell of its request."""
-        # As ``_entry_of``, for every token of every request.
+        # As ``_entry_of``, for every token of every request; most have nothing else to tell.
         entry = self._entries.get(request.life)
-        if entry is None or request.events:
-            entry = self._entry_of(request)
-        entry.new_token_ids.append(token_id)
-        self.num_bytes += TOKEN_BYTES
+        if entry is not None and not request.events:
+            entry.new_token_ids.append(token_id)
+            self.num_bytes += TOKEN_BYTES
+        elif request.prefill_stats is None and request.trace_headers is None and not request.events:
+            self._entries[request.life] = EngineCoreOutput(request.request_id, [token_id])
+            self.num_bytes += ENTRY_BYTES + TOKEN_BYTES + request.unsent_text_bytes
+        else:
+            self._entry_of(request).new_token_ids.append(token_id)
+            self.num_bytes += TOKEN_BYTES
 
     def append_logprobs(self, request: Request, rows: LogprobsLists) -> None:
         """Adds the row of the token that is appended next."""

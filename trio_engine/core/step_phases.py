@@ -33,8 +33,8 @@ class StepPhase:
     """What an engine does for a step. No enum, whose members cost as much as a look at the clock.
 
     ``ADMIT``: taking in messages that were decoded. ``PLAN``: making plans and handing them on.
-    ``WAIT``: the loop has nothing to do while a plan is in flight; writers and readers have their
-    turns then. ``FORWARD``: the device computes. ``SETTLE``: giving tokens to requests and
+    ``WAIT``: the loop has nothing to do while a plan is in flight; readers have their turns
+    then. ``FORWARD``: the device computes. ``SETTLE``: giving tokens to requests and
     outboxes. ``ENCODE``: one message to a client. ``SEND``: until ZeroMQ has it.
     """
 

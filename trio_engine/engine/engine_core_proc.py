@@ -26,7 +26,7 @@ import trio
 
 from trio_engine.core.engine_core import EngineCore
 from trio_engine.engine import start_up
-from trio_engine.engine.doorbell import Doorbell
+from trio_engine.engine.doorbell import ThreadSafeDoorbell
 from trio_engine.engine.exit import ExitGuard, ExitStatus
 from trio_engine.engine.forward_thread import open_forward_thread
 from trio_engine.engine.grammar_service import GrammarService
@@ -128,6 +128,7 @@ class EngineCoreProc:
         self._open_transport = open_transport
         self._open_forward = open_forward
         self._guard = ExitGuard(self._leave_process if owns_process else None)
+        self._doorbell: ThreadSafeDoorbell
         self._context: MessageContext
         self._links: ClientLinks
         self._loop: StepLoop | None = None
@@ -167,14 +168,8 @@ class EngineCoreProc:
         """
         causes: list[BaseException] = []
         try:
-            async with self._open_transport() as self._context:
-                self._links = ClientLinks(
-                    self._context,
-                    self._handshake.identity,
-                    clock=time.monotonic,
-                    linger_s=self._config.flush_timeout_s,
-                )
-                await self._run_io(task_status)
+            with ThreadSafeDoorbell() as self._doorbell:
+                await self._run_transport(task_status)
         except* Exception as group:
             causes = _leaves(group)
             self._log_failures(causes)
@@ -201,6 +196,16 @@ class EngineCoreProc:
         return GuardedCompiler(self._config, vocab_size)
 
     # The nurseries, from the outside in
+
+    async def _run_transport(self, task_status: trio.TaskStatus[EngineCoreProc]) -> None:
+        async with self._open_transport() as self._context:
+            self._links = ClientLinks(
+                self._context,
+                self._handshake.identity,
+                clock=time.monotonic,
+                linger_s=self._config.flush_timeout_s,
+            )
+            await self._run_io(task_status)
 
     async def _run_io(self, task_status: trio.TaskStatus[EngineCoreProc]) -> None:
         async with trio.open_nursery() as io:
@@ -245,11 +250,10 @@ class EngineCoreProc:
             self._handshake_address,
             self._config.handshake_timeout_s,
         )
-        doorbell = Doorbell()
         executor = self._executor_factory(self._config)
-        async with self._open_forward(executor, doorbell.ring) as forward:
+        async with self._open_forward(executor, self._doorbell.ring) as forward:
             try:
-                loop = await self._open_links(io, work, forward, doorbell)
+                loop = await self._open_links(io, work, forward)
                 await handshake_socket.send([self._handshake.ready()])
                 await handshake_socket.aclose()
                 self._is_ready = True
@@ -267,9 +271,8 @@ class EngineCoreProc:
         io: trio.Nursery,
         work: trio.Nursery,
         forward: ForwardThread,
-        doorbell: Doorbell,
     ) -> StepLoop:
-        properties = await start_up.wait_loaded(forward, doorbell)
+        properties = await start_up.wait_loaded(forward, self._doorbell)
         addresses = self._handshake.addresses
         assert addresses is not None
         core = EngineCore(
@@ -283,8 +286,8 @@ class EngineCoreProc:
             core,
             forward,
             pipeline_depth=self._config.pipeline_depth,
-            doorbell=doorbell,
-            on_output=self._links.ring,
+            doorbell=self._doorbell,
+            on_output=self._links.flush,
         )
         self._trace.attach(loop.phases)
         loop.start_utility_call = UtilityCalls(loop, work, self._utilities).start

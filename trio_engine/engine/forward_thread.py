@@ -1,8 +1,8 @@
 """The one thread that owns the device, and the way to it and back.
 
 Engine. Plans and commands go by a ``SimpleQueue``, the one place where a thread must wait; results
-come back by ``run_sync_soon`` into a deque of at most two. One thread for the engine's whole
-life: a ``to_thread`` round trip per step costs 100-300 µs (design note ``pipeline.md``).
+come back in a deque of at most two, and ring a bell. One thread for the engine's whole life: a
+``to_thread`` round trip per step costs 100-300 µs (design note ``pipeline.md``).
 """
 
 from __future__ import annotations
@@ -74,9 +74,7 @@ class ForwardThread:
 
     Args:
         executor: not loaded yet.
-        on_event: called in Trio after each event was put into ``events``.
-        call_in_trio: calls a function with its arguments on Trio's thread, some time later or at
-            once; ``run_sync_soon`` of Trio's token.
+        on_event: called after each event was put into ``events``, on this thread.
 
     Attributes:
         events: what came back, oldest first; the step loop takes them out.
@@ -84,19 +82,12 @@ class ForwardThread:
         is_loading: whether nothing has come back yet, not even that the load failed.
     """
 
-    def __init__(
-        self,
-        executor: Executor,
-        on_event: Callable[[], object],
-        *,
-        call_in_trio: Callable[..., object],
-    ) -> None:
+    def __init__(self, executor: Executor, on_event: Callable[[], object]) -> None:
         self.events: deque[ForwardEvent] = deque()
         self.device = DeviceClock()
         self.is_loading = True
         self._executor = executor
         self._on_event = on_event
-        self._call_in_trio = call_in_trio
         self._orders: queue.SimpleQueue[StepPlan | DeviceCommand | _Order] = queue.SimpleQueue()
         self._is_stopping = False
         # Plans launched and not collected; the thread's own.
@@ -234,11 +225,6 @@ class ForwardThread:
             self._deliver(CommandDone(command.command_id, value))
 
     def _deliver(self, event: ForwardEvent) -> None:
-        # An exception inside the callback would end Trio: it only appends and wakes.
-        with contextlib.suppress(trio.RunFinishedError):
-            self._call_in_trio(self._receive, event)
-
-    def _receive(self, event: ForwardEvent) -> None:
         self.is_loading = False
         self.events.append(event)
         self._on_event()
@@ -250,13 +236,12 @@ async def open_forward_thread(
 ) -> AsyncGenerator[ForwardThread]:
     """Runs an executor on a thread of its own for the length of the block.
 
-    ``on_event`` is called on Trio's thread after each event was put into ``events``. The first
-    event is ``Loaded`` or ``Broken``.
+    ``on_event`` is called on that thread after each event was put into ``events``:
+    ``ThreadSafeDoorbell.ring``. The first event is ``Loaded`` or ``Broken``.
 
     Cancellation: a running step or load cannot be interrupted; the block is left when it returns.
     """
-    token = trio.lowlevel.current_trio_token()
-    thread = ForwardThread(executor, on_event, call_in_trio=token.run_sync_soon)
+    thread = ForwardThread(executor, on_event)
     # Its own limiter: a service's to_thread calls must never wait for the engine or it for them.
     limiter = trio.CapacityLimiter(1)
 

@@ -16,7 +16,7 @@ from trio_engine.wire.codec import UndecodableRequest
 from trio_engine.wire.messages import EngineCoreMessage
 
 if TYPE_CHECKING:
-    from trio_engine.engine.doorbell import Doorbell
+    from trio_engine.engine.doorbell import Doorbell, ThreadSafeDoorbell
 
 # Lists of messages. The step loop empties the inbox each turn, so it fills only while one turn
 # computes; readers then wait, and ZeroMQ holds the backlog.
@@ -37,7 +37,7 @@ class Inbox:
         doorbell: rung when something was put in.
     """
 
-    def __init__(self, doorbell: Doorbell) -> None:
+    def __init__(self, doorbell: Doorbell | ThreadSafeDoorbell) -> None:
         self._doorbell = doorbell
         self._sender: trio.MemorySendChannel[list[Arrival]]
         self._receiver: trio.MemoryReceiveChannel[list[Arrival]]

@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
-from trio_engine.engine.doorbell import Doorbell
-from trio_engine.engine.pumps import read_requests, write_outputs
+from trio_engine.engine.pumps import OutputWriter, read_requests
+from trio_engine.transport.base import MessageSocket
 from trio_engine.transport.socket import SocketKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from trio_engine.core.outbox import Outbox
-    from trio_engine.core.step_phases import StepPhases
     from trio_engine.engine.step_loop import StepLoop
-    from trio_engine.transport.base import MessageConnections, MessageContext, MessageSocket
+    from trio_engine.transport.base import MessageConnections, MessageContext
     from trio_engine.wire.messages import EngineZmqAddresses
 
 logger = logging.getLogger(__name__)
@@ -31,15 +30,15 @@ logger = logging.getLogger(__name__)
 OUTPUT_SEND_HWM = 16
 
 
-class _Writer(msgspec.Struct, eq=False):
+class _WayOut(msgspec.Struct, eq=False):
     """One client's way out.
 
-    ``scope`` shields its task, ``doorbell`` wakes and ends it, ``room`` tells the client's reader
-    that everything was sent. ``watch`` shields the task that looks whether the client is there.
+    ``scope`` shields the writer's task, ``watch`` the one that looks whether the client is there.
     """
 
-    doorbell: Doorbell = msgspec.field(default_factory=Doorbell)
-    room: Doorbell = msgspec.field(default_factory=Doorbell)
+    client_index: int
+    writer: OutputWriter
+    socket: MessageSocket
     scope: trio.CancelScope = msgspec.field(default_factory=lambda: trio.CancelScope(shield=True))
     watch: trio.CancelScope = msgspec.field(default_factory=lambda: trio.CancelScope(shield=True))
     closing: trio.Event = msgspec.field(default_factory=trio.Event)
@@ -69,7 +68,7 @@ class ClientLinks:
         self._identity = identity
         self._clock = clock
         self._linger_s = linger_s
-        self._writers: list[_Writer] = []
+        self._ways_out: list[_WayOut] = []
 
     async def open(
         self,
@@ -95,26 +94,30 @@ class ClientLinks:
             )
             connections = socket.monitor()
             socket.connect(address)
-            writer = _Writer()
-            self._writers.append(writer)
-            writers.start_soon(
-                self._write, writer, socket, outbox, loop.phases, name=f"writer {address}"
-            )
-            writers.start_soon(self._watch, writer, connections, name=f"client at {address}")
-        pairs = zip(outboxes, self._writers, addresses.inputs, strict=True)
-        for outbox, writer, address in pairs:
+            writer = OutputWriter(socket, outbox, self._clock, loop.phases)
+            way_out = _WayOut(outbox.client_index, writer, socket)
+            self._ways_out.append(way_out)
+            writers.start_soon(self._write, way_out, name=f"writer {address}")
+            writers.start_soon(self._watch, way_out, connections, name=f"client at {address}")
+        pairs = zip(outboxes, self._ways_out, addresses.inputs, strict=True)
+        for outbox, way_out, address in pairs:
             # With a high-water mark, what a client sends faster than it is read stays its own.
             socket = self._context.socket(SocketKind.DEALER, identity=self._identity)
             socket.connect(address)
             # A ROUTER cannot send to a peer that has not spoken first.
             await socket.send([announcement])
             readers.start_soon(
-                read_requests, socket, outbox, writer.room, loop.inbox, name=f"reader {address}"
+                read_requests,
+                socket,
+                outbox,
+                way_out.writer.room,
+                loop.inbox,
+                name=f"reader {address}",
             )
 
-    def ring(self, client_index: int) -> None:
-        """Has a client's writer look into its outbox."""
-        self._writers[client_index].doorbell.ring()
+    def flush(self, client_index: int) -> None:
+        """Sends what is in a client's outbox, now or as soon as there is room."""
+        self._ways_out[client_index].writer.flush()
 
     def close(self, flush_timeout_s: float) -> None:
         """Lets the writers send what is left and end, at the latest after the timeout.
@@ -122,42 +125,39 @@ class ClientLinks:
         For a client that has left nobody waits.
         """
         deadline = trio.current_time() + flush_timeout_s
-        for writer in self._writers:
-            writer.scope.deadline = min(writer.scope.deadline, deadline)
-            writer.doorbell.close()
-            writer.closing.set()
+        for way_out in self._ways_out:
+            way_out.scope.deadline = min(way_out.scope.deadline, deadline)
+            way_out.writer.close()
+            way_out.closing.set()
 
     async def wait_flushed(self) -> None:
         """Returns when every writer has ended; after ``close`` that is within its timeout."""
-        for writer in self._writers:
-            await writer.done.wait()
+        for way_out in self._ways_out:
+            await way_out.done.wait()
 
-    async def _write(
-        self, writer: _Writer, socket: MessageSocket, outbox: Outbox, phases: StepPhases
-    ) -> None:
+    async def _write(self, way_out: _WayOut) -> None:
+        client_index = way_out.client_index
         try:
-            with writer.scope:
-                await write_outputs(
-                    socket, outbox, writer.doorbell, writer.room, self._clock, phases
-                )
-            if writer.scope.cancelled_caught and not writer.client_has_left:
-                logger.warning("outputs_dropped client=%d", outbox.client_index)
-                socket.drop_linger()  # its client had its time
+            with way_out.scope:
+                await way_out.writer.run()
+            if way_out.scope.cancelled_caught and not way_out.client_has_left:
+                logger.warning("outputs_dropped client=%d", client_index)
+                way_out.socket.drop_linger()  # its client had its time
         except Exception:
-            if not writer.closing.is_set():
+            if not way_out.closing.is_set():
                 raise
             # The engine has ended already, well or not, and this does not change how.
-            logger.exception("outputs_lost client=%d", outbox.client_index)
+            logger.exception("outputs_lost client=%d", client_index)
         finally:
-            writer.watch.cancel()
-            writer.done.set()
+            way_out.watch.cancel()
+            way_out.done.set()
 
-    async def _watch(self, writer: _Writer, connections: MessageConnections) -> None:
-        with writer.watch:
+    async def _watch(self, way_out: _WayOut, connections: MessageConnections) -> None:
+        with way_out.watch:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(connections.run)
-                await writer.closing.wait()
+                await way_out.closing.wait()
                 # Only now: until then it may come back, and its outputs are kept for it.
                 await connections.wait_all_left()
-                writer.client_has_left = True
-                writer.scope.cancel()
+                way_out.client_has_left = True
+                way_out.scope.cancel()

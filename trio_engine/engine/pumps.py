@@ -6,11 +6,13 @@ Engine. They move messages and decide nothing; what cannot be decoded is passed 
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 import trio
 
+from trio_engine.engine.doorbell import Doorbell
 from trio_engine.engine.inbox import Arrival
 from trio_engine.wire.codec import OutputsEncoder, RequestDecoder, UndecodableRequest
 from trio_engine.wire.messages import ENGINE_CORE_DEAD
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
 
     from trio_engine.core.outbox import Outbox
     from trio_engine.core.step_phases import StepPhases
-    from trio_engine.engine.doorbell import Doorbell
     from trio_engine.engine.inbox import Inbox
+    from trio_engine.outputs import EngineCoreOutputs
     from trio_engine.transport.base import MessageSocket
     from trio_engine.wire.messages import Frames
 
@@ -83,51 +85,108 @@ def next_limit(messages: Sequence[Frames]) -> int:
     return max(1, min(MAX_MESSAGES_PER_SLICE, MAX_BYTES_PER_SLICE // max(1, largest)))
 
 
-async def write_outputs(
-    socket: MessageSocket,
-    outbox: Outbox,
-    doorbell: Doorbell,
-    room: Doorbell,
-    clock: Callable[[], float],
-    phases: StepPhases,
-) -> None:
-    """Sends whatever is in a client's outbox, until the doorbell is closed.
+class OutputWriter:
+    """Sends what is in a client's outbox: at once where there is room, else in a task that waits.
 
-    Rings ``room`` when all of it has been sent.
+    The task alone would do, but to wake it for each message costs as much as the message.
 
-    The death notice, if there is one, is the last message.
+    Args:
+        socket: to the client.
+        outbox: of the client.
+        clock: of message timestamps.
+        phases: is told how long messages take.
 
-    Cancellation: what was taken from the outbox and not sent is lost; only the deadline for the
-    last words cancels a writer.
+    Attributes:
+        room: rung when all has been sent, if a reader waits for that.
     """
-    encoder = OutputsEncoder()
 
-    async def send_all() -> None:
-        is_timed = phases.is_timed  # of the turn that filled the outbox; another may come meanwhile
-        for message in outbox.take(clock()):
-            start = perf_counter_ns() if is_timed else 0
-            frames = encoder.encode(message)
-            encoded = perf_counter_ns() if is_timed else 0
-            await _send(socket, frames)
-            if is_timed:
-                phases.note_message(outbox.client_index, start, encoded, perf_counter_ns())
+    def __init__(
+        self,
+        socket: MessageSocket,
+        outbox: Outbox,
+        clock: Callable[[], float],
+        phases: StepPhases,
+    ) -> None:
+        self.room = Doorbell()
+        self._socket = socket
+        self._outbox = outbox
+        self._clock = clock
+        self._phases = phases
+        self._encoder = OutputsEncoder()
+        self._doorbell = Doorbell()
+        # Taken from the outbox; the oldest is the next to send.
+        self._unsent: deque[EngineCoreOutputs] = deque()
+        # Whether the task sends: what comes meanwhile merges in the outbox until it looks again.
+        self._is_held = False
 
-    while True:
+    def flush(self) -> None:
+        """Sends what is in the outbox, as far as there is room; the task does the rest.
+
+        Whatever is wrong with a message or the socket comes up in the task.
+        """
+        if self._is_held:
+            return
         try:
-            await doorbell.wait()
-        except trio.EndOfChannel:
-            break
-        await send_all()
-        room.ring()
-    await send_all()
-    if outbox.is_dead:
-        await _send(socket, [ENGINE_CORE_DEAD])
+            self._flush()
+        except Exception:
+            self._doorbell.ring()
 
+    def close(self) -> None:
+        """Lets ``run`` end when all is sent."""
+        self._doorbell.close()
 
-async def _send(socket: MessageSocket, frames: Frames) -> None:
-    # Where there is room without a checkpoint, which would cost every step of a lone request a
-    # turn of Trio's loop: the writer's wait for its doorbell is one.
-    try:
-        socket.send_nowait(frames)
-    except trio.WouldBlock:
-        await socket.send(frames)
+    async def run(self) -> None:
+        """Sends what ``flush`` could not, until closed.
+
+        The death notice, if there is one, is the last message.
+
+        Raises:
+            ProtocolError: a message cannot be encoded.
+            trio.BrokenResourceError: the client cannot be reached any more.
+
+        Cancellation: what was taken from the outbox and not sent is lost; only the deadline for the
+        last words cancels a writer.
+        """
+        while True:
+            try:
+                await self._doorbell.wait()
+            except trio.EndOfChannel:
+                break
+            self._is_held = True
+            await self._send_all()
+            self._is_held = False
+        self._is_held = True  # for good: nothing may follow the death notice
+        await self._send_all()
+        if self._outbox.is_dead:
+            await self._socket.send([ENGINE_CORE_DEAD])
+
+    async def _send_all(self) -> None:
+        while True:
+            try:
+                self._flush()
+            except trio.WouldBlock:
+                await self._socket.send(self._encoder.encode(self._unsent[0]))
+                self._unsent.popleft()
+            else:
+                return
+
+    def _flush(self) -> None:
+        """Raises trio.WouldBlock where the oldest unsent message must wait."""
+        unsent = self._unsent
+        if not unsent:
+            unsent.extend(self._outbox.take(self._clock()))
+        while unsent:
+            self._send_oldest()
+            unsent.popleft()
+        if self.room.is_awaited:
+            self.room.ring()
+
+    def _send_oldest(self) -> None:
+        if not self._phases.is_timed:
+            self._socket.send_nowait(self._encoder.encode(self._unsent[0]))
+            return
+        start = perf_counter_ns()
+        frames = self._encoder.encode(self._unsent[0])
+        encoded = perf_counter_ns()
+        self._socket.send_nowait(frames)
+        self._phases.note_message(self._outbox.client_index, start, encoded, perf_counter_ns())

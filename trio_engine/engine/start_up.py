@@ -17,7 +17,7 @@ from trio_engine.wire.messages import COORDINATOR_READY, SUBSCRIBE_TO_ALL, Ready
 
 if TYPE_CHECKING:
     from trio_engine.core.plan import ExecutorProperties
-    from trio_engine.engine.doorbell import Doorbell
+    from trio_engine.engine.doorbell import Doorbell, ThreadSafeDoorbell
     from trio_engine.engine.forward_thread import ForwardThread
     from trio_engine.transport.base import MessageContext, MessageSocket
     from trio_engine.wire.handshake import EngineHandshake
@@ -58,7 +58,9 @@ async def greet(
     raise EngineStartError(f"no INIT from the front end at {address} within {timeout_s:g} s")
 
 
-async def wait_loaded(forward: ForwardThread, doorbell: Doorbell) -> ExecutorProperties:
+async def wait_loaded(
+    forward: ForwardThread, doorbell: Doorbell | ThreadSafeDoorbell
+) -> ExecutorProperties:
     """Waits for the executor. A load has no limit of its own: only its size knows one.
 
     Raises:

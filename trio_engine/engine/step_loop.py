@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from trio_engine.core.plan import RowGrammar
     from trio_engine.core.request import Request
     from trio_engine.core.statistics import EngineCoreStatistics
-    from trio_engine.engine.doorbell import Doorbell
+    from trio_engine.engine.doorbell import Doorbell, ThreadSafeDoorbell
     from trio_engine.engine.forward_thread import ForwardEvent, ForwardThread
     from trio_engine.engine.grammar_service import GrammarService
     from trio_engine.engine.inbox import Arrival
@@ -49,7 +49,7 @@ class StepLoop:
             ``doorbell``.
         pipeline_depth: plans in flight, 1 or 2.
         doorbell: rung whenever there may be something to do.
-        on_output: called with a client's index when its outbox has something new.
+        on_output: called with a client's index when its outbox has something new; must not wait.
 
     Attributes:
         inbox: where readers put what came.
@@ -64,7 +64,7 @@ class StepLoop:
         forward: ForwardThread,
         *,
         pipeline_depth: int,
-        doorbell: Doorbell,
+        doorbell: Doorbell | ThreadSafeDoorbell,
         on_output: Callable[[int], object],
     ) -> None:
         self.core = core

@@ -20,8 +20,6 @@ from trio_engine.executor.made_up_logprobs import MadeUpLogprobs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from trio_engine.config import EngineConfig
     from trio_engine.core.plan import DeviceCommand, StepPlan
 
@@ -30,6 +28,7 @@ MAX_MODEL_LEN = 2048
 BLOCKS_PER_SEQUENCE = MAX_MODEL_LEN // 16
 # Small ids are special tokens in most vocabularies; none of them is ever drawn.
 FIRST_TOKEN_ID = 1000
+LAST_TOKEN_ID = VOCAB_SIZE - 1
 
 
 def null_token(prompt_token_ids: Sequence[int], output_position: int) -> int:
@@ -62,7 +61,8 @@ class NullExecutor:
     Of the sampling options it looks at those for log probabilities, which are made up, and at
     grammars: there it draws the next token that is allowed. The masks are made within the step's
     time, as beside a device that computes meanwhile.
-    Rows are columns of arrays, so that a step costs the same few microseconds for any batch.
+    Rows are columns of arrays, so that a step costs the same few microseconds for any batch. Of a
+    batch that goes on decoding not even those are touched: each token is the one before it and 1.
     """
 
     launches_ahead = False
@@ -74,6 +74,10 @@ class NullExecutor:
         self._num_computed = np.zeros(config.max_num_seqs, dtype=np.int64)
         self._num_known = np.zeros(config.max_num_seqs, dtype=np.int64)
         self._offsets = np.zeros(config.max_num_seqs, dtype=np.int64)
+        # The last plan, its tokens if it decoded only, and the like plans since the arrays' state.
+        self._last_plan: StepPlan | None = None
+        self._last_tokens: list[int] | None = None
+        self._num_repeats = 0
         self._logprobs = MadeUpLogprobs(VOCAB_SIZE)
         self._grammars = GrammarDraws(VOCAB_SIZE)
         self._adapters = modelless_adapters(config)
@@ -96,14 +100,7 @@ class NullExecutor:
         """Takes the step's time, then gives its tokens."""
         plan = self._plans.popleft()
         end_s = time.monotonic() + self._step_s
-        for row in plan.new_rows:
-            self._num_computed[row.slot] = row.num_computed_tokens
-            self._num_known[row.slot] = len(row.token_ids)
-            prompt_sum = sum(row.token_ids[: row.num_prompt_tokens])
-            self._offsets[row.slot] = prompt_sum - row.num_prompt_tokens
-            self._logprobs.set_up(row)
-        slots = np.array(plan.slots, dtype=np.int64)
-        result = StepResult(plan_id=plan.plan_id, token_ids=self._step(slots, plan).tolist())
+        result = StepResult(plan_id=plan.plan_id, token_ids=self._step(plan))
         self._grammars.apply(plan)
         self._grammars.put_into(result, plan)
         self._logprobs.put_into(result, plan.slots)
@@ -124,7 +121,48 @@ class NullExecutor:
     def shutdown(self) -> None:
         """Nothing to release."""
 
-    def _step(self, slots: NDArray[np.int64], plan: StepPlan) -> NDArray[np.int64]:
+    def _step(self, plan: StepPlan) -> list[int]:
+        last = self._last_tokens
+        if last is not None and self._repeats(plan):
+            self._num_repeats += 1
+            tokens = [token + 1 if token < LAST_TOKEN_ID else FIRST_TOKEN_ID for token in last]
+        else:
+            self._catch_up()
+            self._set_up_rows(plan)
+            tokens = self._step_rows(plan)
+        self._last_plan = plan
+        has_decoded = max(plan.num_scheduled_tokens) == 1 and NO_TOKEN not in tokens
+        self._last_tokens = tokens if has_decoded else None
+        return tokens.copy()  # a grammar may change them
+
+    def _repeats(self, plan: StepPlan) -> bool:
+        """Whether the last plan is to be done again: the same rows, and one more token of each."""
+        last = self._last_plan
+        return (
+            last is not None
+            and plan.slots is last.slots
+            and plan.num_scheduled_tokens is last.num_scheduled_tokens
+            and not plan.new_rows
+        )
+
+    def _catch_up(self) -> None:
+        if self._num_repeats:
+            assert self._last_plan is not None
+            slots = np.array(self._last_plan.slots, dtype=np.int64)
+            self._num_computed[slots] += self._num_repeats
+            self._num_known[slots] += self._num_repeats
+            self._num_repeats = 0
+
+    def _set_up_rows(self, plan: StepPlan) -> None:
+        for row in plan.new_rows:
+            self._num_computed[row.slot] = row.num_computed_tokens
+            self._num_known[row.slot] = len(row.token_ids)
+            prompt_sum = sum(row.token_ids[: row.num_prompt_tokens])
+            self._offsets[row.slot] = prompt_sum - row.num_prompt_tokens
+            self._logprobs.set_up(row)
+
+    def _step_rows(self, plan: StepPlan) -> list[int]:
+        slots = np.array(plan.slots, dtype=np.int64)
         computed = self._num_computed[slots] + np.array(plan.num_scheduled_tokens)
         self._num_computed[slots] = computed
         known = self._num_known[slots]
@@ -132,4 +170,5 @@ class NullExecutor:
         self._num_known[slots] = known + samples
         span = VOCAB_SIZE - FIRST_TOKEN_ID
         tokens = FIRST_TOKEN_ID + (self._offsets[slots] + known) % span
-        return np.where(samples, tokens, NO_TOKEN)
+        token_ids: list[int] = np.where(samples, tokens, NO_TOKEN).tolist()
+        return token_ids

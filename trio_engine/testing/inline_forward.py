@@ -22,14 +22,10 @@ async def open_inline_forward(
     executor: Executor, on_event: Callable[[], object]
 ) -> AsyncGenerator[ForwardThread]:
     """As ``open_forward_thread``. Cancellation: nothing runs, so nothing is waited for."""
-    forward = ForwardThread(executor, on_event, call_in_trio=_call)
+    forward = ForwardThread(executor, on_event)
     forward.load()
     try:
         yield forward
     finally:
         forward.stop()
         forward.shut_down()
-
-
-def _call(function: Callable[..., object], *args: object) -> None:
-    function(*args)

@@ -35,7 +35,7 @@ class TimedForward(ForwardThread):
     """Serves what is submitted, in order. Made by ``open_timed_forward``."""
 
     def __init__(self, executor: TimedExecutor, on_event: Callable[[], object]) -> None:
-        super().__init__(executor, on_event, call_in_trio=_call)
+        super().__init__(executor, on_event)
         self._timed_executor = executor
         self._doorbell = Doorbell()
 
@@ -79,7 +79,3 @@ async def open_timed_forward(
             forward.stop()
             forward.shut_down()
             nursery.cancel_scope.cancel()
-
-
-def _call(function: Callable[..., object], *args: object) -> None:
-    function(*args)

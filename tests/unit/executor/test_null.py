@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 import pytest
 
 from trio_engine.config import EngineConfig
@@ -174,3 +175,37 @@ def test_what_is_announced_follows_the_options() -> None:
     assert (properties.block_size, properties.num_blocks) == (16, 21)
     assert modelless_properties(EngineConfig(num_blocks=5)).num_blocks == 5
     assert modelless_properties(EngineConfig()).max_model_len == MAX_MODEL_LEN
+
+
+def test_a_batch_that_goes_on_decoding_draws_what_new_batches_would() -> None:
+    """A plan that shares its lists with the one before says that it is the same batch."""
+    executor = make_executor()
+    prompts = {0: [VOCAB_SIZE - FIRST_TOKEN_ID - 4], 1: [5, 6], 2: [1, 2, 3]}
+    rows = [make_row(slot, prompt, [], 0) for slot, prompt in prompts.items()]
+    sizes = [len(prompt) for prompt in prompts.values()]
+    plan = StepPlan(plan_id=0, slots=[0, 1, 2], num_scheduled_tokens=sizes, new_rows=rows)
+    outputs: dict[int, list[int]] = {slot: [] for slot in prompts}
+
+    def take(plan: StepPlan) -> None:
+        for slot, token_id in zip(plan.slots, run(executor, plan), strict=True):
+            outputs[slot].append(token_id)
+
+    take(plan)
+    for plan_id, slots in enumerate([[0, 1, 2], [0, 1], [2, 0, 1]], 1):
+        shared = decode(plan_id, *slots)
+        for _ in range(5):
+            take(shared)
+    for slot, output in outputs.items():
+        assert output == [null_token(prompts[slot], i) for i in range(len(output))]
+    assert NO_TOKEN not in outputs[0]
+    assert FIRST_TOKEN_ID in outputs[0]  # it came round the end of the vocabulary
+
+
+def test_a_chunk_of_one_token_draws_none_however_often() -> None:
+    executor = make_executor()
+    chunk = StepPlan(plan_id=0, slots=[0], num_scheduled_tokens=[1])
+    first = msgspec.structs.replace(chunk, new_rows=[make_row(0, [1, 2, 3], [], 0)])
+    assert run(executor, first) == [NO_TOKEN]
+    assert run(executor, chunk) == [NO_TOKEN]
+    assert run(executor, chunk) == [null_token([1, 2, 3], 0)]
+    assert run(executor, chunk) == [null_token([1, 2, 3], 1)]
