@@ -65,3 +65,29 @@ async def test_arguments_that_cannot_cross_the_wire_are_the_callers_fault() -> N
                 await client.call_utility("x", object())
             assert client.statistics().num_utility_calls == 0
             await fence(client, wire)
+
+
+async def test_an_engine_that_has_no_statistics_says_so() -> None:
+    with trio.fail_after(TEST_TIMEOUT_S):
+        async with open_pair() as (client, wire), trio.open_nursery() as nursery:
+
+            async def refuse() -> None:
+                call = await wire.receive_utility()
+                assert (call.method, call.args) == ("get_statistics", [])
+                await wire.refuse(call, "no method get_statistics")
+
+            nursery.start_soon(refuse)
+            with pytest.raises(UtilityError, match="no method get_statistics"):
+                await client.engine_statistics()
+
+
+async def test_statistics_of_another_form_are_a_protocol_error() -> None:
+    with trio.fail_after(TEST_TIMEOUT_S):
+        async with open_pair() as (client, wire), trio.open_nursery() as nursery:
+
+            async def answer_badly() -> None:
+                await wire.answer(await wire.receive_utility(), {"num_steps": "many"})
+
+            nursery.start_soon(answer_badly)
+            with pytest.raises(ProtocolError, match=r"the answer to get_statistics: .*num_steps"):
+                await client.engine_statistics()

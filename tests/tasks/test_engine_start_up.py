@@ -88,6 +88,7 @@ async def test_no_init_in_time() -> None:
         assert "no INIT" in str(error)
         assert front_end.handshake_address in str(error)
         assert "0.05 s" in str(error)
+        assert "HELLO of engine 0, local=True headless=False" in str(error)
 
 
 @pytest.mark.known_fault(kind="bad-address")

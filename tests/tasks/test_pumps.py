@@ -383,6 +383,30 @@ async def test_what_has_no_room_is_sent_in_order_and_merges_behind(
             writer.close()
 
 
+async def test_what_comes_behind_messages_that_wait_is_sent_when_they_are() -> None:
+    network = MemoryNetwork()
+    peer = network.peer("memory://out", room=2)
+    socket = network.socket(SocketKind.PUSH)
+    socket.connect("memory://out")
+    outbox = Outbox(0, 0)
+    writer = OutputWriter(socket, outbox, time.monotonic, StepPhases(DeviceClock()))
+    decoder = OutputsDecoder()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(writer.run)
+        for call_id in range(4):  # two have room, one waits for it, one waits behind
+            outbox.put_utility_output(UtilityOutput(call_id, result=UtilityResult(None, 1)))
+        writer.flush()
+        await wait_all_tasks_blocked()
+        outbox.refuse("x", FinishReason.ERROR)
+        writer.flush()
+        assert len(peer.take()) == 3
+        await wait_all_tasks_blocked()
+        answer, outputs = map(decoder.decode, peer.take())
+        assert answer.utility_output is not None
+        assert [output.request_id for output in outputs.outputs] == ["x"]
+        writer.close()
+
+
 async def test_a_broken_link_comes_up_in_the_task() -> None:
     network = MemoryNetwork()
     socket = network.socket(SocketKind.PUSH)

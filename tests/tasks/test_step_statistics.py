@@ -6,12 +6,10 @@ import json
 from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
 import trio
 
 from trio_engine import EngineConfig, SamplingParams
 from trio_engine.client.inproc_client import open_inproc_engine
-from trio_engine.core.statistics import EngineCoreStatistics
 from trio_engine.core.step_phases import TIMED_TURN
 from trio_engine.engine.engine_core_proc import run_engine_core
 from trio_engine.executor.null import NullExecutor
@@ -28,8 +26,9 @@ async def test_an_engine_tells_where_the_time_of_its_steps_went() -> None:
     async with open_inproc_engine(config, NullExecutor) as engine:
         params = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
         await engine.complete([1, 2, 3], params)
-        answer = await engine.call_utility("get_statistics")
-    steps = msgspec.convert(answer, EngineCoreStatistics).steps
+        statistics = await engine.engine_statistics()
+    assert (statistics.num_steps, statistics.num_running_requests) == (NUM_TOKENS, 0)
+    steps = statistics.steps
     assert steps is not None
     assert steps.num_steps == NUM_TOKENS
     assert steps.device_busy_s >= 0.001 * NUM_TOKENS

@@ -58,10 +58,13 @@ async def pipe(
 
 
 async def fill(push: ZmqSocket, frame: bytes = bytes(60_000)) -> int:
-    """Sends until the mark is reached and everything on the way is full as well."""
+    """Sends until the mark is reached and everything on the way is full as well.
+
+    Only ZeroMQ's own thread could say that; beside other programs it may have to wait its turn.
+    """
     count = 0
     while True:
-        with trio.move_on_after(0.2):
+        with trio.move_on_after(0.5):
             await push.send([frame])
             count += 1
             continue

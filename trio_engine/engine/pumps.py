@@ -172,14 +172,16 @@ class OutputWriter:
 
     def _flush(self) -> None:
         """Raises trio.WouldBlock where the oldest unsent message must wait."""
-        unsent = self._unsent
-        if not unsent:
-            unsent.extend(self._outbox.take(self._clock()))
-        while unsent:
-            self._send_oldest()
-            unsent.popleft()
+        self._send_unsent()  # what waited is older than what is in the outbox
+        self._unsent.extend(self._outbox.take(self._clock()))
+        self._send_unsent()
         if self.room.is_awaited:
             self.room.ring()
+
+    def _send_unsent(self) -> None:
+        while self._unsent:
+            self._send_oldest()
+            self._unsent.popleft()
 
     def _send_oldest(self) -> None:
         if not self._phases.is_timed:

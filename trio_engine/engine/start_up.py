@@ -55,7 +55,10 @@ async def greet(
         await socket.send([handshake.hello()])
         handshake.receive_init(await socket.receive())
         return socket
-    raise EngineStartError(f"no INIT from the front end at {address} within {timeout_s:g} s")
+    raise EngineStartError(
+        f"no INIT from the front end at {address} within {timeout_s:g} s (handshake_timeout_s);"
+        f" it was told {handshake.describe_hello()}"
+    )
 
 
 async def wait_loaded(

@@ -202,7 +202,17 @@ def test_outputs_come_back_as_they_were(entry: EngineCoreOutput, finished: set[s
         {object(): 1},
         print,
     ],
-    ids=repr,
+    ids=[
+        "object",
+        "int-of-65-bits",
+        "lone-surrogate",
+        "numpy-scalar",
+        "array-of-objects",
+        "array-of-texts",
+        "structured-array",
+        "key-that-is-an-object",
+        "function",
+    ],
 )
 def test_what_has_no_wire_form_is_refused(value: Any) -> None:
     with pytest.raises(ProtocolError, match="cannot encode EngineCoreOutputs"):

@@ -135,19 +135,35 @@ def test_hello_and_ready_out_of_turn_end_the_start_up(words: tuple[str, ...]) ->
 
 
 @pytest.mark.parametrize(
-    ("expected", "said"),
+    ("expected", "said", "message"),
     [
-        (ExpectedEngine(0, local=True), {"local": False}),
-        (ExpectedEngine(0, local=False), {"local": True}),
-        (ExpectedEngine(0, local=False, headless=True), {"local": False, "headless": False}),
-        (ExpectedEngine(0, local=False, headless=False), {"local": False, "headless": True}),
+        (
+            ExpectedEngine(0, local=True),
+            {"local": False},
+            r"engine 0 says local=False, expected local=True \(with --headless an engine says ",
+        ),
+        (
+            ExpectedEngine(0, local=False),
+            {"local": True},
+            r"engine 0 says local=True, expected local=False \(",
+        ),
+        (
+            ExpectedEngine(0, local=False, headless=True),
+            {"local": False, "headless": False},
+            "says local=False headless=False, expected local=False headless=True ",
+        ),
+        (
+            ExpectedEngine(0, local=False, headless=False),
+            {"local": False, "headless": True},
+            "says local=False headless=True, expected local=False headless=False ",
+        ),
     ],
 )
 def test_engine_of_another_kind_ends_the_start_up(
-    expected: ExpectedEngine, said: dict[str, bool]
+    expected: ExpectedEngine, said: dict[str, bool], message: str
 ) -> None:
     front = FrontEndHandshake(ADDRESSES, [expected])
-    with pytest.raises(ProtocolError, match="engine 0 says local="):
+    with pytest.raises(ProtocolError, match=message):
         front.receive([b"\x00\x00", status("HELLO", **said)])
 
 
