@@ -36,6 +36,11 @@ class PendingGrammars:
         del self._requests[request]
         self._ended.append(request)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether ``take_news`` has any."""
+        return bool(self._new or self._ended)
+
     def take_news(self) -> tuple[list[Request], list[Request]]:
         """Those that came and those that ended since the last call, in no one's hands yet."""
         new, self._new = self._new, []

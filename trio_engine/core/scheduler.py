@@ -110,7 +110,12 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Requests without a slot, preempted ones included."""
-        return len(self._fresh) + len(self._preempted) + self.num_held_up
+        return self.num_queued + self.num_held_up
+
+    @property
+    def num_queued(self) -> int:
+        """Of these, those that wait for nothing but their turn."""
+        return len(self._fresh) + len(self._preempted)
 
     @property
     def lora_ids(self) -> Set[int]:

@@ -43,12 +43,15 @@ class Inbox:
         self._receiver: trio.MemoryReceiveChannel[list[Arrival]]
         self._sender, self._receiver = trio.open_memory_channel[list[Arrival]](MAX_LISTS)
         self._last: list[Arrival] = []
+        # Whether anything came since the last look, be it still in a waiting ``put``.
+        self._has_news = False
 
     async def put(self, arrivals: list[Arrival]) -> None:
         """Adds messages in the order in which they came; waits while the inbox is full.
 
         Cancellation: they are in the inbox all the same.
         """
+        self._has_news = True
         try:
             await self._sender.send(arrivals)
         except trio.Cancelled:
@@ -58,16 +61,21 @@ class Inbox:
 
     def put_nowait(self, arrivals: list[Arrival]) -> None:
         """``put`` or trio.WouldBlock."""
+        self._has_news = True
         self._sender.send_nowait(arrivals)
         self._doorbell.ring()
 
     def put_last(self, arrivals: list[Arrival]) -> None:
         """Adds what a client has sent last, room or not: its reader ends."""
+        self._has_news = True
         self._last += arrivals
         self._doorbell.ring()
 
     def take(self) -> list[Arrival]:
         """Everything, each client's in its order; readers may go on."""
+        if not self._has_news:
+            return []
+        self._has_news = False
         arrivals: list[Arrival] = []
         with contextlib.suppress(trio.WouldBlock):
             while True:

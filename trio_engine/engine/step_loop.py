@@ -227,7 +227,8 @@ class StepLoop:
             phases.mark(StepPhase.PLAN)
         if not self.core.num_plans_in_flight:
             self.core.flush_stats()
-        self._after_turn.unpark_all()
+        if self._after_turn:
+            self._after_turn.unpark_all()
         self._ring_writers()
         if is_timed:
             phases.end_turn(waits=self.core.num_plans_in_flight > 0)
@@ -275,6 +276,8 @@ class StepLoop:
             self.answer(client_index, UtilityOutput(error.call_id, failure_message=failure))
 
     def _pass_on_grammars(self) -> None:
+        if not self.core.pending_grammars.has_news:
+            return
         new, ended = self.core.pending_grammars.take_news()
         for request in ended:
             if self.grammars is not None:
