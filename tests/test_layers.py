@@ -45,7 +45,15 @@ ALLOWED: dict[str, set[str]] = {
         "observability.trace",
     },
     "engine.__main__": {"cli"},
-    "client": {"wire", "transport", "text", "checkpoint", "engine_arguments", "observability"},
+    "client": {
+        "wire",
+        "transport",
+        "text",
+        "checkpoint",
+        "core.statistics",
+        "engine_arguments",
+        "observability",
+    },
     "client.inproc_client": {
         "wire",
         "text",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from trio_engine.client.base import EngineClient as EngineClient
+    from trio_engine.client.inproc_client import open_inproc_engine as open_inproc_engine
     from trio_engine.client.launcher import (
         connect_engine as connect_engine,
         open_engine as open_engine,
@@ -61,6 +62,7 @@ _HOME_OF = {
     "StepError": "errors",
     "UtilityError": "errors",
     "EngineClient": "client.base",
+    "open_inproc_engine": "client.inproc_client",
     "connect_engine": "client.launcher",
     "open_engine": "client.launcher",
     "RequestOutput": "client.outputs",

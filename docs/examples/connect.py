@@ -14,4 +14,6 @@ async def main(handshake_address: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: connect.py tcp://HOST:PORT")
     trio.run(main, sys.argv[1])

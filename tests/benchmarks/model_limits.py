@@ -12,6 +12,7 @@ compared. The sampled token is greedy; contexts are short, as they are when an a
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import sys
 import time
@@ -92,12 +93,10 @@ class Model:
 
 
 def matrices(weights: DecoderWeights) -> list[Tensor]:
-    """Those of the layers, in the order of a forward pass."""
-    return [
-        matrix
-        for layer in weights.layers
-        for matrix in (layer.qkv, layer.out, layer.gate_up, layer.down)
-    ]
+    """Those of the layers, in the order of a forward pass, then the head; none is quantized."""
+    layers = [(layer.qkv, layer.out, layer.gate_up, layer.down) for layer in weights.layers]
+    every = [*itertools.chain.from_iterable(layers), weights.head]
+    return [matrix for matrix in every if isinstance(matrix, torch.Tensor)]
 
 
 def median_times_s(rounds: int, *functions: Callable[[], object]) -> list[float]:
@@ -113,7 +112,7 @@ def median_times_s(rounds: int, *functions: Callable[[], object]) -> list[float]
 
 @torch.inference_mode()
 def measure_decode(model: Model, rounds: int, report: Report) -> None:
-    tensors = [*matrices(model.weights), model.weights.head]
+    tensors = matrices(model.weights)
     num_bytes = sum(tensor.nbytes for tensor in tensors)
     model.prefill(16)
     step_s, read_s = median_times_s(
@@ -127,7 +126,7 @@ def measure_decode(model: Model, rounds: int, report: Report) -> None:
 
 @torch.inference_mode()
 def measure_prefill(model: Model, num_tokens: int, rounds: int, report: Report) -> None:
-    products = matrices(model.weights)
+    products = matrices(model.weights)[:-1]
     inputs = {size: torch.randn(num_tokens, size) for size in {m.shape[1] for m in products}}
     num_flops = sum(2 * num_tokens * matrix.numel() for matrix in products)
     step_s, products_s = median_times_s(

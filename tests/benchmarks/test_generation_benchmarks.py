@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from tests.benchmarks import prefix_cache, scheduler_cost, structured, structured_schemas
+from tests.benchmarks import (
+    prefix_cache,
+    quantization,
+    scheduler_cost,
+    structured,
+    structured_schemas,
+)
 from tests.benchmarks.figures import Report
 from trio_engine.checkpoint import locate_model
 from trio_engine.errors import ModelError
@@ -32,6 +38,18 @@ def test_a_step_is_that_of_the_running_requests(policy: SchedulingPolicy) -> Non
     counts = core.core.statistics()
     assert counts.num_running_requests == scheduler_cost.NUM_RUNNING
     assert counts.num_waiting_requests == 40
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("needs_smollm2")
+def test_each_kind_of_weights_is_timed_and_judged(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--rounds=2", "--requests=1,2", "--prompt-tokens=40", "--sequences=3"]
+    assert quantization.main(sizes) == 0
+    output = capsys.readouterr().out
+    for kind in ("int8", "int4"):
+        for load in ("decode, 1 requests", "decode, 2 requests", "prefill, 40 tokens"):
+            assert f"{load}: {kind} is faster" in output
+        assert f"{kind}: mean divergence" in output
 
 
 @pytest.mark.slow

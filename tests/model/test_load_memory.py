@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import NamedTuple
 
 import pytest
 
@@ -20,7 +21,8 @@ def peak_bytes():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 before = peak_bytes()
-executor = TorchExecutor(EngineConfig(model="smollm2", device="cpu", dtype={dtype!r}))
+options = {{"dtype": {dtype!r}, "quantization": {quantization!r}}}
+executor = TorchExecutor(EngineConfig(model="smollm2", device="cpu", **options))
 properties = executor.load()
 weights = executor._runner._decoder._weights
 tensors = {{id(tensor): tensor for layer in weights.layers for tensor in
@@ -33,7 +35,31 @@ print(peak_bytes() - before, sum(t.nbytes for t in tensors.values()), weights.em
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_peak_is_the_weights_and_two_of_the_largest_tensor(dtype: str) -> None:
     """A GiB of KV cache is there too, but not resident."""
-    command = [sys.executable, "-c", PROGRAM.format(dtype=dtype)]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    grown, weights, largest = map(int, output.split())
+    grown, weights, largest = measure(dtype, None)
     assert grown <= weights + 2 * largest
+
+
+@pytest.mark.parametrize(("quantization", "share"), [("int8", 0.5), ("int4", 0.4)])
+def test_quantizing_takes_no_more_than_that_and_leaves_less(
+    quantization: str, share: float
+) -> None:
+    """The embedding stays, a fifth of the parameters; a tied head becomes a copy as int8."""
+    unquantized = measure("float32", None)
+    grown, weights, largest = measure("float32", quantization)
+    assert grown <= unquantized.weights + 2 * largest
+    assert weights < share * unquantized.weights
+
+
+class Measured(NamedTuple):
+    """Bytes: at the peak beyond what was there before, of all tensors, of the embedding."""
+
+    grown: int
+    weights: int
+    largest: int
+
+
+def measure(dtype: str, quantization: str | None) -> Measured:
+    program = PROGRAM.format(dtype=dtype, quantization=quantization)
+    command = [sys.executable, "-c", program]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return Measured(*map(int, output.split()))

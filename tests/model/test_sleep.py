@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 class SleepingModel:
     """A core and a torch executor, driven by hand."""
 
-    def __init__(self, folder: Path, device: DeviceName = "cpu") -> None:
+    def __init__(self, folder: Path, device: DeviceName = "cpu", **options: Any) -> None:
         config = EngineConfig(
             model=str(folder),
             device=device,
@@ -51,6 +51,7 @@ class SleepingModel:
             block_size=4,
             num_blocks=128,
             max_num_seqs=4,
+            **options,
         )
         self.executor = TorchExecutor(config)
         properties = self.executor.load()
@@ -95,7 +96,7 @@ class SleepingModel:
         self.core.pause_state.wake_up(MEMORY_TAGS)
         self.core.resume()
 
-    def tensors(self) -> dict[str, weakref.ref[torch.Tensor]]:
+    def tensors(self) -> dict[str, weakref.ref[Any]]:
         decoder, cache = self.memory._decoder, self.memory._cache
         return {
             "kv_cache": weakref.ref(cache._slots),

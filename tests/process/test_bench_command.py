@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
+import subprocess
 import sys
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+import trio
 
+from tests.process.processes import wait_ended
 from tests.process.stand_ins import exits, exits_after_ready
 from trio_engine.bench.report import BenchReport
 from trio_engine.cli import bench
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
 NULL_ENGINE = [sys.executable, "-m", "trio_engine.engine", "--executor=null", "--owner-fd=0"]
 HANDSHAKE = "--handshake-address={handshake}"
+TEST_TIMEOUT_S = 50.0
 
 
 def report_in(path: Path) -> BenchReport:
@@ -119,6 +127,8 @@ def test_requests_that_end_badly_are_counted_and_make_the_status_1(
         (["serve", "--seed=-1"], 2, "seed must be 0 or more, got -1"),
         (["compare", "--first=", "--second=x"], 2, "an engine command is empty"),
         (["compare", "--first='", "--second=x"], 2, "cannot parse the command "),
+        (["serve", "--stall-timeout=0"], 2, "stall_timeout must be above 0, got 0.0"),
+        (["step", "--stall-timeout=nan"], 2, "stall_timeout must be above 0, got nan"),
         (["serve", "--json=/"], 2, "cannot write to '/'"),
         (["serve", "--concurrency=1,x"], 2, "concurrency must be numbers, got '1,x'"),
         (["serve", "--rate=-1"], 2, "rate must be above 0 and finite, got -1.0"),
@@ -139,16 +149,16 @@ def test_a_mistake_is_one_line(
     assert shown.err.count("\n") == 1
 
 
-def test_an_engine_that_does_not_start_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.run(["serve", "--", *exits(3)]) == 1
-    assert "the engine did not start (exit status 3)" in capsys.readouterr().err
-
-
-def test_why_another_program_did_not_start_is_its_last_line(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(
+    "command", [exits(3), ["sh", "-c", "echo no such model >&2; exit 3"]], ids=["ours", "another"]
+)
+def test_why_an_engine_did_not_start_is_its_last_line(
+    command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert bench.run(["serve", "--", "sh", "-c", "echo no such model >&2; exit 3"]) == 1
-    assert "did not start (exit status 3): no such model" in capsys.readouterr().err
+    assert bench.run(["serve", "--", *command]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err == ("trio-engine: the engine did not start (exit status 3): no such model\n")
 
 
 def test_an_engine_that_leaves_between_two_loads_is_noticed(
@@ -166,22 +176,149 @@ def test_a_few_requests_are_enough_for_the_smallest_scale(tmp_path: Path) -> Non
     assert report_in(path).figures[0].num_requests == 1
 
 
-DIES_LATER = """
-import sys
+SPOILT = """
+import os, sys, time
 from trio_engine.cli.engine import run
 from trio_engine.executor.null import NullExecutor
 
-def collect(self):
-    raise MemoryError("made up")
+num_good = {num_good}
 
-NullExecutor.collect = collect
+def launch(self, plan, usual=NullExecutor.launch):
+    global num_good
+    num_good -= len(plan.new_rows)
+    if num_good < 0:
+        {what}
+    usual(self, plan)
+
+NullExecutor.launch = launch
 sys.exit(run(sys.argv[1:]))
 """
+DIES = 'raise MemoryError("made up")'
+HANGS = "time.sleep(600)"
 
 
-def test_an_engine_that_dies_under_load_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    command = [sys.executable, "-c", DIES_LATER, "--executor=null", "--owner-fd=0", HANDSHAKE]
-    assert bench.run(["serve", "--num-requests=4", "--", *command]) == 1
+TWO_LOADS = ["--num-requests=4", "--output-tokens=4", "--concurrency=1,2"]
+NUM_IN_FIRST_LOAD = 5
+"""With the request before it that warms up."""
+
+
+def spoilt_engine(what: str, *options: str, num_good: int = NUM_IN_FIRST_LOAD) -> list[str]:
+    """An engine that goes wrong after some good requests."""
+    program = SPOILT.format(what=what, num_good=num_good)
+    return [sys.executable, "-c", program, "--executor=null", "--exit-grace=0.2", *options]
+
+
+def assert_first_load_alone(shown: str, path: Path) -> None:
+    """A table and a file of what was complete, and both say that it is not all."""
+    rows = [line[:9] for line in shown.splitlines() if " at once" in line]
+    assert rows == ["1 at once"]
+    assert "stopped early" in shown
+    report = report_in(path)
+    assert report.stopped_early
+    assert [one.concurrency for one in report.figures] == [1]
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        (DIES, "trio-engine: the engine "),
+        pytest.param(
+            HANGS,
+            "trio-engine: the engine runs, but gave no answer for 3 s (--stall-timeout)",
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["dies", "hangs"],
+)
+def test_what_is_complete_when_an_engine_fails_is_shown_and_kept_before_the_error(
+    what: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "figures.json"
+    options = [*TWO_LOADS, f"--json={path}", "--stall-timeout=3"]
+    assert bench.run(["serve", *options, "--", *spoilt_engine(what, HANDSHAKE)]) == 1
+    shown = capsys.readouterr()
+    assert_first_load_alone(shown.out, path)
+    assert shown.err.startswith(message)
+    assert shown.err.count("\n") == 1
+
+
+def test_an_engine_that_dies_in_the_first_load_is_an_error_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = spoilt_engine(DIES, HANDSHAKE, num_good=0)
+    assert bench.run(["serve", *TWO_LOADS, "--", *command]) == 1
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.startswith("trio-engine: the engine ")
+
+
+@pytest.mark.slow
+def test_pairs_that_are_complete_are_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "figures.json"
+    first = shlex.join([*NULL_ENGINE, HANDSHAKE])
+    second = shlex.join(spoilt_engine(DIES, HANDSHAKE))
+    options = ["--workloads=real1,real8", "--pairs=2", f"--json={path}"]
+    assert bench.run(["compare", f"--first={first}", f"--second={second}", *options]) == 1
+    (comparison,) = report_in(path).comparisons
+    assert (comparison.workload, len(comparison.pairs)) == ("real1", 2)
+    assert "stopped early" in capsys.readouterr().out
+
+
+@asynccontextmanager
+async def bench_in_second_load(tmp_path: Path, *engine_options: str) -> AsyncIterator[trio.Process]:
+    """A bench whose engine hangs in the second load. At the end that engine must be gone."""
+    news = tmp_path / "news"
+    os.mkfifo(news)
+    tell = f"open({str(news)!r}, 'w').write(str(os.getpid())); {HANGS}"
+    process = await trio.lowlevel.open_process(
+        [
+            *(sys.executable, "-m", "trio_engine", "bench", "serve", *TWO_LOADS),
+            *(f"--json={tmp_path / 'figures.json'}", "--"),
+            *spoilt_engine(tell, HANDSHAKE, *engine_options),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        with trio.fail_after(TEST_TIMEOUT_S):
+            # Opening it waits for the engine to do so.
+            told = await trio.to_thread.run_sync(news.read_text, abandon_on_cancel=True)
+            yield process
+            await wait_ended(int(told))
+    finally:
+        with trio.CancelScope(shield=True):
+            process.kill()
+            await process.wait()
+            for stream in (process.stdout, process.stderr):
+                assert stream is not None
+                await stream.aclose()
+
+
+async def read_all(stream: trio.abc.ReceiveStream | None) -> str:
+    assert stream is not None
+    return b"".join([chunk async for chunk in stream]).decode()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+async def test_a_signal_ends_the_engine_and_what_is_complete_is_shown_and_kept(
+    number: signal.Signals, status: int, tmp_path: Path
+) -> None:
+    async with bench_in_second_load(tmp_path) as process:
+        process.send_signal(number)
+        shown = await read_all(process.stdout)
+        assert await read_all(process.stderr) == ""
+        assert await process.wait() == status
+    assert_first_load_alone(shown, tmp_path / "figures.json")
+
+
+@pytest.mark.slow
+async def test_an_engine_that_watches_its_owner_ends_when_the_bench_is_killed(
+    tmp_path: Path,
+) -> None:
+    async with bench_in_second_load(tmp_path, "--owner-fd=0") as process:
+        process.kill()

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+from functools import partial
+from typing import TYPE_CHECKING
+
 import pytest
 import trio
 
 from tests.process.engine_programs import engine_command, scripted_command
+from tests.process.processes import wait_ended
 from tests.process.stand_ins import exits
 from trio_engine.client.engine_command import fill_in
-from trio_engine.testing.check_engine import check_engine, main
+from trio_engine.testing.check_engine import check_engine, check_is_known, main
 from trio_engine.testing.engine_report import EngineReport, Finding
 from trio_engine.testing.live_engine import EngineUnderCheck
 from trio_engine.testing.wire_faults import WIRE_FAULTS, FaultContext, WireFault
 from trio_engine.wire.codec import RequestDecoder, UndecodableRequest
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TEST_TIMEOUT_S = 280.0
 
@@ -114,6 +124,83 @@ def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown.endswith("start: 1 of 1 kept\ncalls: 3 of 3 kept\n")
     assert main(["--summary", "--", *exits(1)]) == 2
     assert capsys.readouterr().out == "start: 0 of 1 kept\n"
+
+
+@pytest.mark.slow
+def test_one_that_is_to_start_only_is_asked_nothing_else(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--only=start", "--", *engine_command(ADDRESS)]) == 0
+    assert capsys.readouterr().out.endswith("\nstart: 1 of 1 kept\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--only=nonsense", "--", "engine"],
+            "no promise has 'nonsense' in its group or its words: the groups are start, serving,"
+            " calls, faults, ends, and --list shows all",
+        ),
+        (["--start-limit=nan", "--", "engine"], "start_limit_s must be above 0, got nan"),
+        (["--answer-limit=0", "--", "engine"], "answer_limit_s must be above 0, got 0.0"),
+        (["--exit-limit=-1", "--", "engine"], "exit_limit_s must be above 0, got -1.0"),
+        (
+            ["--", "/no/such/program"],
+            "cannot run '/no/such/program': [Errno 2] No such file or directory:"
+            " '/no/such/program'",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", f"check_engine: {message}\n")
+
+
+def test_every_promise_is_listed_and_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(WIRE_FAULTS) + 16
+    for line in lines:
+        check_is_known(line.replace(": ", " ", 1))
+
+
+def test_without_a_command_it_says_how_to_use_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([])
+    assert caught.value.code == 2
+    assert "[OPTION]... -- COMMAND..." in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+async def test_a_signal_ends_the_engine_too(
+    number: signal.Signals, status: int, tmp_path: Path
+) -> None:
+    news = tmp_path / "news"
+    os.mkfifo(news)
+    engine = f"import os, time; open({str(news)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    with trio.fail_after(TEST_TIMEOUT_S):
+        async with trio.open_nursery() as nursery:
+            process = await nursery.start(
+                partial(
+                    trio.run_process,
+                    [
+                        *(sys.executable, "-m", "trio_engine.testing.check_engine", "--"),
+                        *(sys.executable, "-c", engine),
+                    ],
+                    check=False,
+                    capture_stderr=True,
+                )
+            )
+            # Opening it waits for the engine to do so.
+            told = await trio.to_thread.run_sync(news.read_text, abandon_on_cancel=True)
+            process.send_signal(number)
+        assert process.returncode == status
+        await wait_ended(int(told))
 
 
 @pytest.mark.slow

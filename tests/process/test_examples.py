@@ -88,6 +88,20 @@ async def test_connect_is_in_front_of_an_engine_started_elsewhere() -> None:
     assert output == f"{list(range(1006, 1014))}\n"
 
 
+async def test_connect_without_an_address_says_how_to_use_it() -> None:
+    with trio.fail_after(TEST_TIMEOUT_S):
+        done = await trio.run_process(
+            [sys.executable, str(EXAMPLES / "connect.py")], capture_stderr=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (1, b"usage: connect.py tcp://HOST:PORT\n")
+
+
+async def test_inproc_needs_no_second_process() -> None:
+    assert await run_example("inproc.py") == (
+        "[1006, 1007, 1008, 1009] length\n4 steps, 0 requests left\n"
+    )
+
+
 @pytest.mark.slow
 async def test_own_machine_tries_a_rule_of_its_own() -> None:
     assert await run_example("own_machine.py") == "all promises were kept\n"

@@ -23,6 +23,7 @@ OTHER_VALUES: dict[str, list[Any]] = {
     "null_step_ms": [2.5, 1e-07],
     "device": ["cpu", "cuda"],
     "dtype": ["float32", "bfloat16", "float16"],
+    "quantization": ["int8", "int4"],
     "max_model_len": [64],
     "max_num_seqs": [1],
     "max_num_batched_tokens": [512],

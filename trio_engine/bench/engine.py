@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 START_TIMEOUT_S = 600.0
 """A real model from a cold disk and a peer that compiles take minutes; a hang must still end."""
 
+DEFAULT_STALL_TIMEOUT_S = 300.0
+"""Between two answers lies the prefill of what waits, which is minutes for long prompts on a CPU;
+an engine that hangs must still end."""
+
 STATISTICS_TIMEOUT_S = 5.0
 """An engine without work answers a call at once; one that never does has no statistics to give."""
 
@@ -50,10 +54,41 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def process_cpu_s(pid: int) -> float:
-    """Processor time that a process has used, all threads, in steps of 10 ms. Linux only."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    user_ticks, system_ticks = fields[11:13]
-    return (int(user_ticks) + int(system_ticks)) / _TICKS_PER_S
+    """Processor time of a process and of all that it started, those that have ended included.
+
+    The ended ones count with whoever has waited for them. What left the tree, since the process
+    between has ended, is not counted any more. Linux only, in steps of 10 ms for each.
+
+    Raises:
+        ProcessLookupError: there is no such process.
+    """
+    return _tree_ticks(pid) / _TICKS_PER_S
+
+
+def _tree_ticks(pid: int) -> int:
+    ticks = 0
+    for child in _children_of(pid):
+        with suppress(ProcessLookupError):  # ended since: its ticks are its parent's in a moment
+            ticks += _tree_ticks(child)
+    # The parent last: a child that ends in between is rather counted twice than lost.
+    return ticks + sum(_ticks_of(pid))
+
+
+def _ticks_of(pid: int) -> tuple[int, ...]:
+    """User and system time of a process, then of its children that it has waited for."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError as error:
+        raise ProcessLookupError(f"no process {pid}") from error
+    return tuple(int(field) for field in text.rpartition(")")[2].split()[11:15])
+
+
+def _children_of(pid: int) -> list[int]:
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            found.extend(map(int, path.read_text().split()))
+    return found
 
 
 class BenchEngine:
@@ -62,13 +97,21 @@ class BenchEngine:
     Attributes:
         max_model_len: as it announced.
         start_s: from its start until it was ready.
+        stall_timeout_s: how long it may be silent while it has requests.
     """
 
     def __init__(
-        self, front_end: FrontEnd, process: EngineProcess, max_model_len: int, start_s: float
+        self,
+        front_end: FrontEnd,
+        process: EngineProcess,
+        *,
+        max_model_len: int,
+        start_s: float,
+        stall_timeout_s: float,
     ) -> None:
         self.max_model_len = max_model_len
         self.start_s = start_s
+        self.stall_timeout_s = stall_timeout_s
         self._front_end = front_end
         self._process = process
         self._identity = engine_identity(ENGINE_INDEX)
@@ -120,7 +163,7 @@ class BenchEngine:
                 tasks.start_soon(self.cancel_when_gone, scope)
                 answer = await self._call("get_statistics")
         if self._process.exit_status is not None:
-            raise EngineDeadError(f"the engine has left ({self.describe_exit()})")
+            raise self.death()
         if answer is None:
             self._has_statistics = False
             return None
@@ -139,8 +182,24 @@ class BenchEngine:
                 return output.result.value
 
     def cpu_s(self) -> float:
-        """``process_cpu_s`` of its process; helpers that it started are not counted."""
-        return process_cpu_s(self._process.pid)
+        """``process_cpu_s`` of its process: many engines work in processes below the one started.
+
+        Raises:
+            EngineDeadError: it has left.
+        """
+        try:
+            return process_cpu_s(self._process.pid)
+        except ProcessLookupError as error:
+            raise self.death() from error
+
+    def death(self) -> EngineDeadError:
+        """What is raised of an engine that does not answer any more, whatever the reason."""
+        if self._process.exit_status is None:
+            return EngineDeadError(
+                f"the engine runs, but gave no answer for {self.stall_timeout_s:g} s"
+                " (--stall-timeout)"
+            )
+        return EngineDeadError(f"the engine has left ({self.describe_exit()})")
 
     def describe_exit(self) -> str:
         """How it ended and its last line, or that it still runs."""
@@ -154,13 +213,17 @@ class BenchEngine:
 
 @asynccontextmanager
 async def open_bench_engine(
-    command: Sequence[str], *, is_headless: bool = False
+    command: Sequence[str],
+    *,
+    is_headless: bool = False,
+    stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S,
 ) -> AsyncIterator[BenchEngine]:
     """Runs an engine for as long as the block, ready and with nothing to do.
 
     Args:
         command: with ``{handshake}`` where an address belongs, or ``{port}``.
         is_headless: whether it says that somebody else started it.
+        stall_timeout_s: how long it may be silent while it has requests.
 
     Raises:
         EngineStartError: it did not get ready.
@@ -187,4 +250,10 @@ async def open_bench_engine(
             if response is None:
                 raise EngineStartError("the engine did not announce its max_model_len")
             took_s = trio.current_time() - start_s
-            yield BenchEngine(front_end, process, response.max_model_len, took_s)
+            yield BenchEngine(
+                front_end,
+                process,
+                max_model_len=response.max_model_len,
+                start_s=took_s,
+                stall_timeout_s=stall_timeout_s,
+            )

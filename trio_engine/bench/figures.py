@@ -5,6 +5,7 @@ Pure.
 
 from __future__ import annotations
 
+import math
 import statistics
 from array import array
 from typing import TYPE_CHECKING, Any
@@ -67,7 +68,8 @@ class LoadFigures(msgspec.Struct, frozen=True, kw_only=True):
             it was due, also if it was sent late.
         inter_token: between two outputs of a request; one may have several tokens.
         whole: from a request's arrival to its end.
-        engine_cpu_s: processor time of the engine process, all threads.
+        engine_cpu_s: processor time of the engine process and of those that it started, all
+            threads.
         client_cpu_share: processor time of the load itself, in cores: near 1 it is the limit.
         steps: of the engine, if it tells.
     """
@@ -201,7 +203,9 @@ class Pair(msgspec.Struct, frozen=True):
 
     @property
     def ratio(self) -> float:
-        """Tokens per second of the first for one of the second."""
+        """Tokens per second of the first for one of the second; NaN if that gave none."""
+        if self.second.num_tokens == 0:
+            return math.nan
         return self.first.tokens_per_s / self.second.tokens_per_s
 
 
@@ -218,8 +222,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def median_ratio(self) -> float:
-        """The middle one of the pairs' ratios, not the ratio of two medians."""
-        return statistics.median(self.ratios)
+        """The middle one of the pairs' ratios, not the ratio of two medians; NaN without any."""
+        known = [ratio for ratio in self.ratios if not math.isnan(ratio)]
+        return statistics.median(known) if known else math.nan
 
     @property
     def num_errors(self) -> int:

@@ -9,10 +9,10 @@ all that has arrived.
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections import deque
 from contextlib import contextmanager
-from itertools import count
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,7 +21,6 @@ import trio
 from trio_engine.bench.figures import LoadFigures, Recorder, SeenOutput
 from trio_engine.bench.workload import make_asks
 from trio_engine.client.service_tasks import open_service_tasks
-from trio_engine.errors import EngineDeadError
 from trio_engine.requests import EngineCoreRequest
 from trio_engine.sampling_params import RequestOutputKind, SamplingParams
 from trio_engine.wire.codec import RequestEncoder
@@ -62,13 +61,15 @@ class _Load:
         ids = [f"{run}-{index}" for index in range(len(asks))]
         self.recorder = Recorder(ids)
         self._unsent: deque[Frames] = deque(_encode(asks, ids))
-        self._next = count()
+        self._num_sent = 0
+        # Around the wait for answers; its deadline is how long the engine may still be silent.
+        self._waiting = trio.CancelScope()
 
     async def run(self) -> None:
-        """Sends all and reads until all have ended."""
+        """Sends all and reads until all have ended, or the engine has left or hangs."""
         async with open_service_tasks() as tasks:
-            with trio.CancelScope() as scope:
-                tasks.start_soon(self._engine.cancel_when_gone, scope)
+            with self._waiting:
+                tasks.start_soon(self._engine.cancel_when_gone, self._waiting)
                 if self._workload.rate is None:
                     for _ in range(min(self._workload.concurrency, len(self._asks))):
                         self._send_next(time.perf_counter())
@@ -76,7 +77,7 @@ class _Load:
                     tasks.start_soon(self._send_on_time)
                 await self._read_all()
         if not self.recorder.is_complete:
-            raise EngineDeadError(f"the engine has left ({self._engine.describe_exit()})")
+            raise self._engine.death()
 
     async def _send_on_time(self) -> None:
         start_s = time.perf_counter()
@@ -88,17 +89,29 @@ class _Load:
     async def _read_all(self) -> None:
         recorder, is_closed = self.recorder, self._workload.rate is None
         while not recorder.is_complete:
+            num_answers = recorder.num_tokens + recorder.num_ended
             for frames in await self._engine.receive_many(MAX_MESSAGES_PER_WAKE_UP):
                 outputs = self._decoder.decode(frames[0]).outputs
                 num_ended = recorder.take(outputs, time.perf_counter())
                 if is_closed:
                     for _ in range(min(num_ended, len(self._unsent))):
                         self._send_next(time.perf_counter())
+            # By answers, not by messages: an engine that hangs may still send its statistics.
+            if recorder.num_tokens + recorder.num_ended > num_answers:
+                self._restart_stall_timeout()
             self._on_progress(recorder)
 
     def _send_next(self, arrival_s: float) -> None:
-        self.recorder.note_arrival(next(self._next), arrival_s)
+        self.recorder.note_arrival(self._num_sent, arrival_s)
         self._engine.send(self._unsent.popleft())
+        self._num_sent += 1
+        if self._num_sent - self.recorder.num_ended == 1:  # before it had nothing to do
+            self._restart_stall_timeout()
+
+    def _restart_stall_timeout(self) -> None:
+        has_work = self._num_sent > self.recorder.num_ended
+        limit_s = self._engine.stall_timeout_s if has_work else math.inf
+        self._waiting.deadline = trio.current_time() + limit_s
 
 
 def _encode(asks: list[Ask], ids: list[str]) -> Iterator[Frames]:
@@ -141,7 +154,7 @@ async def run_load(
         on_progress: called now and then with what has come.
 
     Raises:
-        EngineDeadError: the engine ended.
+        EngineDeadError: the engine ended, or gave no answer for its ``stall_timeout_s``.
         ConfigError: the engine does not serve requests of this length.
 
     Cancellation: the engine goes on with what it has; end it then.

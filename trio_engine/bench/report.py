@@ -5,15 +5,34 @@ Pure.
 
 from __future__ import annotations
 
+import math
 import os
-from typing import TYPE_CHECKING
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from trio_engine.bench.figures import Comparison, LoadFigures
+from trio_engine import __version__
+from trio_engine.bench.figures import Comparison, LoadFigures, Pair
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+NAMED_PACKAGES = ("trio", "pyzmq", "msgspec", "torch")
+"""Whose versions move the figures."""
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of this package, of Python and of ``NAMED_PACKAGES``, without importing them."""
+    found = {"trio_engine": __version__, "python": platform.python_version()}
+    for name in NAMED_PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue  # an engine without a model needs no torch
+    return found
 
 
 class BenchReport(msgspec.Struct, kw_only=True):
@@ -23,14 +42,21 @@ class BenchReport(msgspec.Struct, kw_only=True):
         command: which of its commands.
         engines: the commands that ran the engines.
         num_cores: of the machine.
+        versions: of this package, of Python and of what matters beside them, as installed here;
+            an engine of another make has its own.
+        platform: system and machine.
+        stopped_early: whether something ended it before all runs were done.
         load_averages: of the machine, of the last minute, before and after.
-        figures: of every run, in order; empty for a comparison.
-        comparisons: one for each workload.
+        figures: of every complete run, in order; empty for a comparison.
+        comparisons: one for each workload that has a complete pair.
     """
 
     command: str
     engines: list[list[str]]
     num_cores: int = msgspec.field(default_factory=lambda: os.cpu_count() or 1)
+    versions: dict[str, str] = msgspec.field(default_factory=installed_versions)
+    platform: str = msgspec.field(default_factory=platform.platform)
+    stopped_early: bool = False
     load_averages: list[float] = msgspec.field(default_factory=lambda: [os.getloadavg()[0]])
     figures: list[LoadFigures] = msgspec.field(default_factory=list)
     comparisons: list[Comparison] = msgspec.field(default_factory=list)
@@ -41,8 +67,19 @@ class BenchReport(msgspec.Struct, kw_only=True):
         of_runs = sum(one.num_errors for one in self.figures)
         return of_runs + sum(one.num_errors for one in self.comparisons)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no run is complete."""
+        return not self.figures and not self.comparisons
+
+    def note_pair(self, comparison: Comparison, pair: Pair) -> None:
+        """A pair is complete: it and its comparison are part of the report from now on."""
+        comparison.pairs.append(pair)
+        if len(comparison.pairs) == 1:
+            self.comparisons.append(comparison)
+
     def note_end(self) -> None:
-        """All runs are done."""
+        """No run follows."""
         self.load_averages.append(os.getloadavg()[0])
 
     def table(self) -> str:
@@ -55,9 +92,42 @@ class BenchReport(msgspec.Struct, kw_only=True):
             text = compare_table(self.comparisons)
         loads = ", ".join(f"{load:.2f}" for load in self.load_averages)
         lines = [text, "", f"{self.num_cores} cores, load average before and after: {loads}"]
+        if self.stopped_early:
+            lines.append("stopped early: this is what was complete by then")
         if self.num_errors:
             lines.append(f"{self.num_errors} requests ended badly")
         return "\n".join(lines)
+
+
+def report_to_json(report: BenchReport) -> bytes:
+    """All figures, and what the tables derive from them; a ratio that does not exist is null."""
+    shown = msgspec.to_builtins(report)
+    shown["figures"] = [_run_to_builtins(one) for one in report.figures]
+    shown["comparisons"] = [_comparison_to_builtins(one) for one in report.comparisons]
+    return msgspec.json.format(msgspec.json.encode(shown), indent=1) + b"\n"
+
+
+def _run_to_builtins(one: LoadFigures) -> dict[str, Any]:
+    shown: dict[str, Any] = msgspec.to_builtins(one)
+    for name in ("tokens_per_s", "requests_per_s", "engine_cpu_us_per_token"):
+        shown[name] = getattr(one, name)
+    if one.steps is not None:
+        shown["steps"]["bubble_share"] = one.steps.bubble_share
+        for name, phase in one.steps.phases.items():
+            shown["steps"]["phases"][name]["mean_s"] = phase.mean_s
+    return shown
+
+
+def _comparison_to_builtins(one: Comparison) -> dict[str, Any]:
+    pairs = [
+        {
+            "first": _run_to_builtins(pair.first),
+            "second": _run_to_builtins(pair.second),
+            "ratio": pair.ratio,
+        }
+        for pair in one.pairs
+    ]
+    return {"workload": one.workload, "pairs": pairs, "median_ratio": one.median_ratio}
 
 
 def serve_table(figures: Sequence[LoadFigures]) -> str:
@@ -144,11 +214,15 @@ def _compare_row(one: Comparison) -> list[str]:
     return [
         one.workload,
         *(f"{speed:,.0f}" for speed in speeds),
-        f"{one.median_ratio:.2f}",
-        " ".join(f"{ratio:.2f}" for ratio in one.ratios),
+        _ratio(one.median_ratio),
+        " ".join(_ratio(ratio) for ratio in one.ratios),
         *(f"{middle:.2f} {tail:.2f}" for middle, tail in zip(middles, tails, strict=True)),
         *(f"{cost:.1f}" for cost in costs),
     ]
+
+
+def _ratio(ratio: float) -> str:
+    return "-" if math.isnan(ratio) else f"{ratio:.2f}"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

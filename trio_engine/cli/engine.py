@@ -40,21 +40,39 @@ def run(arguments: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="trio-engine engine",
-        description="Run the engine process for any front end that speaks vLLM's protocol.",
+        description="Run the engine process for any front end that speaks vLLM's protocol. It ends"
+        " with 0 when it was asked to stop, 1 when it crashed, 2 when it did not start.",
     )
     parser.add_argument(
-        "--handshake-address", metavar="ADDR", help="where the front end's handshake is bound"
+        "--handshake-address",
+        metavar="ADDR",
+        help="where the front end's handshake is bound: tcp://HOST:PORT or ipc://PATH",
     )
     parser.add_argument(
-        "--data-parallel-address", metavar="HOST", help="with the port, in place of the address"
+        "--data-parallel-address",
+        metavar="HOST",
+        help="host of a TCP handshake, in place of the whole address",
     )
-    parser.add_argument("--data-parallel-rpc-port", type=int, metavar="PORT")
     parser.add_argument(
-        "--data-parallel-rank", type=int, default=0, metavar="I", help="index of this engine"
+        "--data-parallel-rpc-port", type=int, metavar="PORT", help="port of a TCP handshake"
     )
-    parser.add_argument("--headless", action="store_true", help="started apart from any front end")
     parser.add_argument(
-        "--owner-fd", type=int, metavar="FD", help="pipe whose end ends this process"
+        "--data-parallel-rank",
+        type=int,
+        default=0,
+        metavar="I",
+        help="index of this engine (default: 0)",
+    )
+    parser.add_argument(
+        "--headless",
+        action="store_true",
+        help="say that it was started apart from any front end, which then must expect that",
+    )
+    parser.add_argument(
+        "--owner-fd",
+        type=int,
+        metavar="FD",
+        help="descriptor of a pipe whose end ends this process; 0 is standard input",
     )
     add_engine_arguments(parser)
     return parser

@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Stream a model's answers to one or several prompts. They run at once, and are"
         " printed one after the other.",
     )
-    parser.add_argument("prompts", nargs="+", metavar="PROMPT")
+    parser.add_argument("prompts", nargs="+", metavar="PROMPT", help="text of a question")
     parser.add_argument(
         "--chat",
         action=argparse.BooleanOptionalAction,
@@ -115,10 +115,16 @@ def _parser() -> argparse.ArgumentParser:
         help=f"most tokens of an answer (default: {DEFAULT_MAX_TOKENS})",
     )
     parser.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="0, the default, is greedy"
+        "--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)"
     )
-    parser.add_argument("--seed", type=int, metavar="S", help="makes draws repeatable")
-    parser.add_argument("--json", action="store_true", help="one JSON object a prompt")
+    parser.add_argument(
+        "--seed", type=int, metavar="S", help="makes draws repeatable (default: they differ)"
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object a prompt, with times in seconds",
+    )
     add_engine_arguments(parser)
     return parser
 

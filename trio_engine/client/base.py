@@ -12,7 +12,8 @@ import msgspec
 
 from trio_engine.client.request import RequestOptions, RequestSpec
 from trio_engine.client.stream import RequestStream
-from trio_engine.errors import RequestError
+from trio_engine.core.statistics import EngineCoreStatistics
+from trio_engine.errors import ProtocolError, RequestError
 from trio_engine.sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
@@ -129,6 +130,23 @@ class EngineClient(abc.ABC):
     @abc.abstractmethod
     def statistics(self) -> ClientStatistics:
         """Counts for monitoring and tests."""
+
+    async def engine_statistics(self) -> EngineCoreStatistics:
+        """What the engine counts: requests, blocks, and where the time of its steps went.
+
+        An engine of ours tells it; vLLM's has no such call. Of several engines it is the first's.
+
+        Raises:
+            UtilityError: the engine cannot tell.
+            ProtocolError: what it tells is something else.
+            EngineDeadError: also while waiting.
+            EngineClosedError: likewise.
+        """
+        answer = await self.call_utility("get_statistics")
+        try:
+            return msgspec.convert(answer, EngineCoreStatistics)
+        except msgspec.ValidationError as error:
+            raise ProtocolError(f"the answer to get_statistics: {error}") from error
 
     @property
     @abc.abstractmethod

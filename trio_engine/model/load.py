@@ -15,9 +15,10 @@ from trio_engine.model.device import dtype_name, out_of_memory_as, resolve_devic
 from trio_engine.model.kv_cache import KVCache, KVCacheShape, choose_num_blocks
 from trio_engine.model.loader import open_checkpoint
 from trio_engine.model.memory import free_bytes
+from trio_engine.model.quantization import check_can_quantize
 from trio_engine.model.runner import ModelRunner
 from trio_engine.model.sleep import ModelMemory
-from trio_engine.model.weights import load_weights
+from trio_engine.model.weights import load_weights, quantize_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,10 +62,13 @@ def load_model(
     """
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
+    check_can_quantize(config.quantization, device)
     files = locate_model(config.model)
     with out_of_memory_as(ConfigError, f"loading model {config.model!r} as {dtype_name(dtype)}"):
         checkpoint = open_checkpoint(files)
-        weights = _load_weights(checkpoint, device, dtype, on_progress)
+        weights = quantize_weights(
+            _load_weights(checkpoint, device, dtype, on_progress), config.quantization
+        )
         decoder = Decoder(checkpoint.config, weights)
         return _load_runner(config, files, decoder)
 
@@ -111,7 +115,7 @@ def _load_runner(config: EngineConfig, files: ModelFiles, decoder: Decoder) -> L
         default_max_num_batched_tokens=step_tokens,
         hidden_size=model.hidden_size,
     )
-    return LoadedModel(runner, properties, ModelMemory(files, decoder, cache))
+    return LoadedModel(runner, properties, ModelMemory(files, decoder, cache, config.quantization))
 
 
 def default_step_tokens(model: ModelConfig, *, is_cpu: bool) -> int:

@@ -5,18 +5,21 @@ Layer: model. Knows Hugging Face's names, and no file format.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from trio_engine.errors import ModelError
+from trio_engine.model.quantization import quantize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from trio_engine.config import QuantizationName
     from trio_engine.model.config import ModelConfig
+    from trio_engine.model.quantization import Matrix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,15 +38,15 @@ class LayerWeights:
     """
 
     input_norm: Tensor
-    qkv: Tensor
+    qkv: Matrix
     qkv_bias: Tensor | None
     qk_norm: Tensor | None
-    out: Tensor
+    out: Matrix
     out_bias: Tensor | None
     post_norm: Tensor
-    gate_up: Tensor
+    gate_up: Matrix
     gate_up_bias: Tensor | None
-    down: Tensor
+    down: Matrix
     down_bias: Tensor | None
 
 
@@ -55,13 +58,14 @@ class DecoderWeights:
         embedding: ``[vocab, hidden]``.
         layers: first to last.
         final_norm: ``[hidden]``.
-        head: ``[vocab, hidden]``; the same tensor as ``embedding`` where they are tied.
+        head: ``[vocab, hidden]``; the same tensor as ``embedding`` where they are tied, unless
+            quantized.
     """
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor
-    head: Tensor
+    head: Matrix
 
 
 class _Place(NamedTuple):
@@ -184,3 +188,46 @@ def load_weights(
         names = ", ".join(sorted(places)[:3])
         raise ModelError(f"{len(places)} tensors are missing, among them {names}")
     return weights
+
+
+def quantize_weights(
+    weights: DecoderWeights, quantization: QuantizationName | None
+) -> DecoderWeights:
+    """Quantizes the matrices of linear layers, one after the other.
+
+    The head is int8 in either case: as int4 it would make up nearly all of a model's error. A tied
+    one becomes a copy, and the embedding stays as it is.
+
+    Args:
+        weights: as loaded. If nobody else holds them, each matrix goes as soon as its quantized
+            form is there.
+        quantization: of the other matrices; see ``quantize`` for shapes that it cannot be of.
+            None leaves everything as it is.
+    """
+    if quantization is None:
+        return weights
+    embedding, final_norm, head = weights.embedding, weights.final_norm, weights.head
+    layers = list(weights.layers)
+    del weights
+    for index, layer in enumerate(layers):
+        layers[index] = _quantize_layer(layer, quantization)
+    return DecoderWeights(
+        embedding=embedding,
+        layers=tuple(layers),
+        final_norm=final_norm,
+        head=_quantized(head, "int8"),
+    )
+
+
+def _quantize_layer(layer: LayerWeights, quantization: QuantizationName) -> LayerWeights:
+    return replace(
+        layer,
+        qkv=_quantized(layer.qkv, quantization),
+        out=_quantized(layer.out, quantization),
+        gate_up=_quantized(layer.gate_up, quantization),
+        down=_quantized(layer.down, quantization),
+    )
+
+
+def _quantized(matrix: Matrix, quantization: QuantizationName) -> Matrix:
+    return quantize(matrix, quantization) if isinstance(matrix, Tensor) else matrix

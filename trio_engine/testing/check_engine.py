@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import signal
 import sys
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,16 +18,20 @@ from typing import TYPE_CHECKING
 import trio
 
 from trio_engine.client.engine_command import HANDSHAKE, PORT
-from trio_engine.errors import EngineError
+from trio_engine.client.until_signal import run_until_signal
+from trio_engine.errors import ConfigError, EngineError
 from trio_engine.testing.engine_promises import CALLS, EARLY_ENDS, ENDS, SERVING, survives
 from trio_engine.testing.engine_report import EngineReport, Finding
 from trio_engine.testing.live_engine import EngineUnderCheck, LiveEngine, open_live_engine
 from trio_engine.testing.wire_faults import WIRE_FAULTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from trio_engine.testing.engine_promises import Promise
+
+SIGNAL_STATUS = 128
+"""What a shell adds to the number of the signal that ended a command."""
 
 ANSWERS_PER_CHECK = 3
 """How many answers in a row one check waits for; each may take its time."""
@@ -53,6 +58,10 @@ async def check_engine(
     Returns:
         What was kept and what was broken; only one finding if it does not even start.
 
+    Raises:
+        ConfigError: no promise has ``only`` in its group or its words.
+        EngineStartError: the command cannot be run.
+
     Cancellation: ends the engine that runs.
 
     Example::
@@ -63,9 +72,39 @@ async def check_engine(
     """
     if not isinstance(command, EngineUnderCheck):
         command = EngineUnderCheck(command=list(command))
+    check_is_known(only)
     checker = _Checker(command, only, on_finding)
     await checker.run()
     return checker.report
+
+
+START = "it starts, and answers its first request"
+
+_GROUPS: dict[str, Iterable[str]] = {
+    "start": [START],
+    "serving": SERVING,
+    "calls": CALLS,
+    "faults": [fault.name for fault in WIRE_FAULTS],
+    "ends": [*EARLY_ENDS, *ENDS],
+}
+
+
+def promises() -> list[tuple[str, str]]:
+    """Group and words of all that is checked, in this order."""
+    return [(group, words) for group, of_group in _GROUPS.items() for words in of_group]
+
+
+def check_is_known(only: str) -> None:
+    """Refuses what would check nothing.
+
+    Raises:
+        ConfigError: no promise has it in its group or its words.
+    """
+    if not any(only in f"{group} {words}" for group, words in promises()):
+        raise ConfigError(
+            f"no promise has {only!r} in its group or its words: the groups are"
+            f" {', '.join(_GROUPS)}, and --list shows all"
+        )
 
 
 class _Checker:
@@ -83,7 +122,7 @@ class _Checker:
         self._under_check = under_check
 
     async def run(self) -> None:
-        started = await self._note("start", "it starts, and answers its first request", _nothing)
+        started = await self._note("start", START, _nothing)
         if not started:
             return
         await self._check_together("serving", SERVING)
@@ -184,9 +223,34 @@ def main(arguments: list[str]) -> int:
     """Checks the command in ``arguments`` and prints each finding as it comes.
 
     Returns:
-        0 if every promise was kept, 1 if not, 2 if the command does not run an engine.
+        0 if every promise was kept, 1 if not, 2 if the command does not run an engine or an option
+        makes no sense, 130, 143 or 129 after Ctrl-C, SIGTERM or SIGHUP, which end the engine too.
     """
     options = _parser().parse_args(arguments)
+    if options.list:
+        for group, words in promises():
+            sys.stdout.write(f"{group}: {words}\n")
+        return 0
+    # What the engine writes belongs to it; its last line is in the report where it matters.
+    logging.getLogger("trio_engine").addHandler(logging.NullHandler())
+    reports: list[EngineReport] = []
+    try:
+        stopped_by = trio.run(run_until_signal, partial(_check, options, reports.append))
+    except EngineError as error:
+        sys.stderr.write(f"check_engine: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        return SIGNAL_STATUS + signal.SIGINT
+    if stopped_by is not None:
+        return SIGNAL_STATUS + stopped_by
+    (report,) = reports
+    sys.stdout.write(f"{report.summary()}\n")
+    if not report.findings[0].is_ok:
+        return 2
+    return 0 if report.is_ok else 1
+
+
+async def _check(options: argparse.Namespace, on_report: Callable[[EngineReport], object]) -> None:
     under_check = EngineUnderCheck(
         command=options.command,
         is_headless=options.headless,
@@ -195,36 +259,50 @@ def main(arguments: list[str]) -> int:
         exit_limit_s=options.exit_limit,
     )
     on_finding = None if options.summary else _print_finding
-    # What the engine writes belongs to it; its last line is in the report where it matters.
-    logging.getLogger("trio_engine").addHandler(logging.NullHandler())
-    report = trio.run(partial(check_engine, under_check, only=options.only, on_finding=on_finding))
-    sys.stdout.write(f"{report.summary()}\n")
-    if len(report.findings) == 1:
-        return 2
-    return 0 if report.is_ok else 1
+    on_report(await check_engine(under_check, only=options.only, on_finding=on_finding))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m trio_engine.testing.check_engine",
-        description="Check an engine that speaks vLLM's wire protocol, seen from outside only.",
-    )
-    parser.add_argument("--headless", action="store_true", help="it says that it is headless")
-    parser.add_argument(
-        "--start-limit", type=float, default=300.0, metavar="S", help="from start to READY"
+        usage="%(prog)s [OPTION]... -- COMMAND...",
+        description="Check an engine that speaks vLLM's wire protocol, seen from outside only. Ends"
+        " with 0 if every promise was kept, 1 if not, 2 if the command does not run an engine.",
     )
     parser.add_argument(
-        "--answer-limit", type=float, default=5.0, metavar="S", help="for what it is asked"
+        "--headless",
+        action="store_true",
+        help="the engine says that it is headless (it has an option --headless itself)",
     )
+    for flag, default, what in (
+        ("--start-limit", 300.0, "from its start to READY"),
+        ("--answer-limit", 5.0, "for what it is asked"),
+        ("--exit-limit", 3.0, "from SIGTERM to its end"),
+    ):
+        parser.add_argument(
+            flag,
+            type=float,
+            default=default,
+            metavar="SECONDS",
+            help=f"{what} (default: {default:g} s)",
+        )
     parser.add_argument(
-        "--exit-limit", type=float, default=3.0, metavar="S", help="from SIGTERM to its end"
-    )
-    parser.add_argument(
-        "--only", default="", metavar="TEXT", help="what has this in its group or its words"
+        "--only",
+        default="",
+        metavar="TEXT",
+        help=f"what has this in its group ({', '.join(_GROUPS)}) or its words, beside the start"
+        " (default: all)",
     )
     parser.add_argument("--summary", action="store_true", help="print the counts only")
-    parser.add_argument(
-        "command", nargs="+", help=f"runs an engine; {HANDSHAKE} becomes an address, {PORT} a port"
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--list", action="store_true", help="print what is checked, and end")
+    which.add_argument(
+        "command",
+        nargs="*",
+        default=[],
+        metavar="COMMAND",
+        help=f"runs an engine; {HANDSHAKE} becomes the front end's address, {PORT} its port of"
+        " 127.0.0.1",
     )
     return parser
 

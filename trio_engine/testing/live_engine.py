@@ -15,6 +15,7 @@ import trio
 from trio_engine.client.engine_command import fill_in, uses_port
 from trio_engine.client.process import EngineProcess, open_engine_process
 from trio_engine.client.service_tasks import ServiceTasks, open_service_tasks
+from trio_engine.errors import ConfigError
 from trio_engine.testing.wire_front_end import WireFrontEnd
 from trio_engine.wire.handshake import ExpectedEngine
 
@@ -39,6 +40,9 @@ class EngineUnderCheck(msgspec.Struct, frozen=True, kw_only=True):
         start_limit_s: from its start to READY, loading included.
         answer_limit_s: for whatever it is asked.
         exit_limit_s: from the request to stop to the end of the process.
+
+    Raises:
+        ConfigError: a limit is not above 0.
     """
 
     command: list[str]
@@ -46,6 +50,11 @@ class EngineUnderCheck(msgspec.Struct, frozen=True, kw_only=True):
     start_limit_s: float = 300.0
     answer_limit_s: float = 5.0
     exit_limit_s: float = 3.0
+
+    def __post_init__(self) -> None:
+        for name in ("start_limit_s", "answer_limit_s", "exit_limit_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
 
 
 class LiveEngine:

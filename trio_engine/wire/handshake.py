@@ -73,6 +73,12 @@ class EngineHandshake:
         """First frame to the handshake socket."""
         return encode_control(self._status)
 
+    def describe_hello(self) -> str:
+        """What HELLO says, in words: a front end that waits for another engine ignores it."""
+        index = int.from_bytes(self.identity, "little")
+        status = self._status
+        return f"HELLO of engine {index}, local={status.local} headless={status.headless}"
+
     def receive_init(self, frames: Sequence[Buffer]) -> EngineZmqAddresses:
         """Reads the front end's answer; keeps ``addresses`` and ``parallel_config``.
 
@@ -163,13 +169,22 @@ class _Progress:
         """Moves on by a HELLO or READY, or refuses it."""
         expected, is_hello = self.expected, message.status is EngineStatus.HELLO
         if message.local != expected.local or expected.headless not in (None, message.headless):
-            raise ProtocolError(
-                f"engine {expected.index} says local={message.local} headless={message.headless},"
-                f" expected local={expected.local} headless={expected.headless}"
-            )
+            raise ProtocolError(_describe_mismatch(message, expected))
         if is_hello == self.hello or self.ready:
             raise ProtocolError(f"engine {expected.index} sent {message.status} out of turn")
         self.hello, self.ready = True, not is_hello
+
+
+def _describe_mismatch(message: StatusMessage, expected: ExpectedEngine) -> str:
+    """What an engine says of itself and what it should say, and which option decides that."""
+    said, wanted = f"local={message.local}", f"local={expected.local}"
+    if expected.headless is not None:
+        said += f" headless={message.headless}"
+        wanted += f" headless={expected.headless}"
+    return (
+        f"engine {expected.index} says {said}, expected {wanted}"
+        " (with --headless an engine says local=False headless=True)"
+    )
 
 
 class FrontEndHandshake:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import io
+import platform
 
 import msgspec
 import pytest
 
 from tests.unit.bench.bench_parts import make_comparison, make_figures, with_errors
-from trio_engine.bench.figures import Recorder, SeenOutput
+from trio_engine.bench.figures import Comparison, Recorder, SeenOutput
 from trio_engine.bench.progress import CounterLine
-from trio_engine.bench.report import BenchReport, table
+from trio_engine.bench.report import BenchReport, report_to_json, table
 
 
 def test_columns_are_as_wide_as_they_must_be() -> None:
@@ -62,8 +63,48 @@ def test_json_holds_all_of_a_report(command: str) -> None:
         report.figures.append(make_figures())
     else:
         report.comparisons.append(make_comparison("single", (1, 2)))
-    encoded = msgspec.json.encode(report)
+    encoded = report_to_json(report)
     assert msgspec.json.decode(encoded, type=BenchReport) == report
+
+
+def test_json_has_what_tables_derive_and_the_versions() -> None:
+    report = BenchReport(
+        command="compare",
+        engines=[["a"], ["b"]],
+        figures=[make_figures()],
+        comparisons=[make_comparison("single", (300, 100), (300, 0), (300, 200))],
+    )
+    found = msgspec.json.decode(report_to_json(report))
+    (one,) = found["figures"]
+    assert (one["tokens_per_s"], one["requests_per_s"]) == (1000, 10)
+    assert one["engine_cpu_us_per_token"] == pytest.approx(50)
+    assert one["steps"]["bubble_share"] == pytest.approx(0.1)
+    assert one["steps"]["phases"]["plan"]["mean_s"] == pytest.approx(5e-6)
+    (comparison,) = found["comparisons"]
+    assert [pair["ratio"] for pair in comparison["pairs"]] == [3.0, None, 1.5]
+    assert comparison["median_ratio"] == 2.25
+    assert comparison["pairs"][0]["second"]["tokens_per_s"] == 100
+    assert found["versions"].keys() >= {"trio_engine", "python", "trio", "pyzmq", "msgspec"}
+    assert found["versions"]["python"] == platform.python_version()
+    assert found["platform"] == platform.platform()
+
+
+def test_a_pair_without_a_ratio_is_a_dash() -> None:
+    comparisons = [make_comparison("single", (300, 0), (300, 100)), make_comparison("x", (1, 0))]
+    report = BenchReport(command="compare", engines=[["a"], ["b"]], comparisons=comparisons)
+    assert cells_of(report, "single")[2:5] == ["3.00", "-", "3.00"]
+    assert cells_of(report, "x")[2:4] == ["-", "-"]
+
+
+def test_a_comparison_is_part_of_a_report_from_its_first_pair_on() -> None:
+    report = BenchReport(command="compare", engines=[["a"], ["b"]])
+    (pair,) = make_comparison("single", (1, 2)).pairs
+    comparison = Comparison(workload="single", pairs=[])
+    assert report.is_empty
+    for number in (1, 2):
+        report.note_pair(comparison, pair)
+        assert report.comparisons == [Comparison(workload="single", pairs=[pair] * number)]
+    assert not report.is_empty
 
 
 class Terminal(io.StringIO):

@@ -69,6 +69,7 @@ def test_what_it_says_it_is(arguments: list[str], hello: tuple[int, bool, bool])
     [
         ["--handshake-address=ipc:///a", "--max-num-seqs=0"],
         ["--handshake-address=ipc:///a", "--data-parallel-rank=-1"],
+        ["--handshake-address=ipc:///a", "--quantization=int3"],
         ["--owner-fd=none"],
         ["--no-such-option"],
         [],
