@@ -155,7 +155,7 @@ class EngineMachine(PromiseMachine):
                 life.awaits_abort = True
         self.do(partial(self.clients[client].send, AbortRequest(request_ids)))
 
-    @rule(client=CLIENTS, method_and_args=CALLS, num_times=st.integers(1, 8))
+    @rule(client=CLIENTS, method_and_args=CALLS, num_times=st.integers(1, 16))
     def call_repeatedly(
         self, client: int, method_and_args: tuple[str, list[Any]], num_times: int
     ) -> None:
