@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch.nn import functional
 
 from trio_engine.model.attention import attend
@@ -45,6 +46,10 @@ class Decoder:
         self._weights = weights
         self._rope = RotaryEmbedding(config.rope, config.head_dim, self.device, self.dtype)
         self._num_query_key_heads = config.num_heads + config.num_kv_heads
+        # For float32; of half types torch's own norm keeps more digits than they have.
+        self._rms_norm_eps: Tensor | None = None
+        if self.dtype is torch.float32:
+            self._rms_norm_eps = torch.tensor([config.rms_norm_eps], device=self.device)
 
     def release_weights(self) -> None:
         """Lets go of the weights. Only ``restore_weights`` may follow."""
@@ -121,4 +126,10 @@ class Decoder:
         return add_lora(out, gated, batch.lora, index, "down")
 
     def _norm(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
-        return functional.rms_norm(x, (x.shape[-1],), weight, self.config.rms_norm_eps)
+        if self._rms_norm_eps is None:
+            return functional.rms_norm(x, x.shape[-1:], weight, self.config.rms_norm_eps)
+        # The same in half as many passes, which cost a lone row more than their arithmetic.
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        mean_square = torch.addcmul(self._rms_norm_eps, length, length, value=1 / x.shape[-1])
+        normed = x * mean_square.rsqrt_()
+        return normed if weight is None else normed.mul_(weight)
