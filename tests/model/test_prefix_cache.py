@@ -66,7 +66,14 @@ def run_seed(model: Model, seed: int, *, enable_prefix_caching: bool) -> ModelRu
 
 
 @pytest.mark.known_fault(kind="wrong-cache-hit")
-@pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 72), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        range(12),
+        pytest.param(range(12, 36), marks=pytest.mark.slow),
+        pytest.param(range(36, 300), marks=pytest.mark.soak),
+    ],
+)
 def test_the_prefix_cache_changes_no_token_of_random_workloads(model: Model, seeds: range) -> None:
     num_compared = num_hitting = num_preempted = num_adapted = 0
     for seed in seeds:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from trio_engine.core.statistics import EngineCoreStatistics
 
 MAX_MODEL_LEN = 640
-# Barely more than the longest prompt and its answer: about a third of what all twenty need.
+# Barely more than the longest prompt and its answer: about a third of what all twenty need, and
+# less than every second of them does.
 SMALL_POOL_BLOCKS = 64
 
 
@@ -68,19 +69,24 @@ def run_mode(mode: Mode, prompts: list[list[int]]) -> tuple[list[list[int]], Eng
 
 
 @pytest.mark.parametrize(
-    "modes",
+    ("modes", "chosen"),
     [
         # One request after the other takes as long as the rest together.
         pytest.param(
-            [name for name in MODES if name != "alone"], id="in batches", marks=pytest.mark.slow
+            [name for name in MODES if name != "alone"],
+            slice(1, None, 2),  # the longest is among them
+            id="every second, in batches",
+            marks=pytest.mark.slow,
         ),
-        pytest.param(list(MODES), id="all", marks=pytest.mark.soak),
+        pytest.param(list(MODES), slice(None), id="all", marks=pytest.mark.soak),
     ],
 )
-def test_greedy_tokens_equal_those_of_transformers_in_every_mode(modes: list[str]) -> None:
-    """Twenty prompts in each mode; at most two of all may part, at a tie."""
+def test_greedy_tokens_equal_those_of_transformers_in_every_mode(
+    modes: list[str], chosen: slice
+) -> None:
+    """Twenty prompts, or fewer, in each mode; at most two of all may part, at a tie."""
     oracle = GreedyOracle()
-    prompts = oracle.prompts()
+    prompts = oracle.prompts()[chosen]
     parted: dict[str, Comparison] = {}
     # The modes agree nearly everywhere, and a comparison costs as much as the answer did.
     compared: dict[tuple[int, tuple[int, ...]], Comparison] = {}
