@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 
 import pytest
 import trio
@@ -82,3 +83,19 @@ async def test_keyboard_interrupt_is_held_off() -> None:
         tasks.start_soon(serve)
         await trio.testing.wait_all_tasks_blocked()
     assert seen == [True]
+
+
+def test_ctrl_c_while_the_tasks_end_leaves_as_itself() -> None:
+    async def end_slowly() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            signal.raise_signal(signal.SIGINT)
+
+    async def work() -> None:
+        async with open_service_tasks() as tasks:
+            tasks.start_soon(end_slowly)
+            await trio.testing.wait_all_tasks_blocked()
+
+    with pytest.raises(KeyboardInterrupt):
+        trio.run(work)

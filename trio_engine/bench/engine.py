@@ -85,9 +85,11 @@ def _ticks_of(pid: int) -> tuple[int, ...]:
 
 def _children_of(pid: int) -> list[int]:
     found: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
-            found.extend(map(int, path.read_text().split()))
+    with suppress(FileNotFoundError):  # the process has ended since
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with suppress(FileNotFoundError, ProcessLookupError):  # or this thread
+                children = Path(f"/proc/{pid}/task/{thread}/children").read_text()
+                found.extend(map(int, children.split()))
     return found
 
 

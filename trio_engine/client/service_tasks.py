@@ -66,13 +66,19 @@ async def open_service_tasks() -> AsyncIterator[ServiceTasks]:
     steps around the nursery.
     """
     raised: BaseException | None = None
-    async with trio.open_nursery() as nursery:
-        tasks = ServiceTasks(nursery)
-        try:
-            yield tasks
-        except BaseException as exc:  # raised again below, Cancelled included
-            raised = exc
-        tasks._end()
+    try:
+        async with trio.open_nursery() as nursery:
+            tasks = ServiceTasks(nursery)
+            try:
+                yield tasks
+            except BaseException as exc:  # raised again below, Cancelled included
+                raised = exc
+            tasks._end()
+    except BaseExceptionGroup as group:
+        # Ctrl-C while the tasks end, perhaps for the second time: Trio raises it in the nursery.
+        if group.split(KeyboardInterrupt)[1] is None:
+            raise KeyboardInterrupt from group
+        raise
     if raised is not None:
         try:
             raise raised

@@ -165,6 +165,7 @@ class OutputWriter:
             try:
                 self._flush()
             except trio.WouldBlock:
+                # Not timed: how long a client does not read is no cost of a step.
                 await self._socket.send(self._encoder.encode(self._unsent[0]))
                 self._unsent.popleft()
             else:

@@ -1,7 +1,7 @@
 """The step loop: the one task that touches the core, with one await, its doorbell.
 
 Engine. Each turn takes in all messages and results that have come, plans as far as the pipeline
-allows, and rings the writers. It never polls and never waits for a send.
+allows, and has the writers send what is new. It never polls and never waits for a send.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class StepLoop:
         for call in unanswered:
             self.refuse_utility_call(call)
         self.core.abort_all()
-        self._ring_writers()
+        self._flush_outboxes()
 
     def answer(self, client_index: int, output: UtilityOutput, *, result_bytes: int = 0) -> None:
         """Puts a utility answer into its client's outbox; ``result_bytes`` as encoded."""
@@ -229,7 +229,7 @@ class StepLoop:
             self.core.flush_stats()
         if self._after_turn:
             self._after_turn.unpark_all()
-        self._ring_writers()
+        self._flush_outboxes()
         if is_timed:
             phases.end_turn(waits=self.core.num_plans_in_flight > 0)
 
@@ -325,7 +325,7 @@ class StepLoop:
             self._num_nudged = self._num_submitted
             self._forward.nudge()
 
-    def _ring_writers(self) -> None:
+    def _flush_outboxes(self) -> None:
         for outbox in self.core.outboxes:
             if not outbox.is_empty:
                 self._on_output(outbox.client_index)

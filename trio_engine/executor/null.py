@@ -131,7 +131,7 @@ class NullExecutor:
             self._set_up_rows(plan)
             tokens = self._step_rows(plan)
         self._last_plan = plan
-        has_decoded = max(plan.num_scheduled_tokens) == 1 and NO_TOKEN not in tokens
+        has_decoded = max(plan.num_scheduled_tokens, default=0) == 1 and NO_TOKEN not in tokens
         self._last_tokens = tokens if has_decoded else None
         return tokens.copy()  # a grammar may change them
 

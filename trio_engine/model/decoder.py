@@ -46,9 +46,10 @@ class Decoder:
         self._weights = weights
         self._rope = RotaryEmbedding(config.rope, config.head_dim, self.device, self.dtype)
         self._num_query_key_heads = config.num_heads + config.num_kv_heads
-        # For float32; of half types torch's own norm keeps more digits than they have.
+        # For float32 on CPU: of half types torch's own norm keeps more digits than they have, and
+        # on CUDA it is one kernel.
         self._rms_norm_eps: Tensor | None = None
-        if self.dtype is torch.float32:
+        if self.dtype is torch.float32 and self.device.type == "cpu":
             self._rms_norm_eps = torch.tensor([config.rms_norm_eps], device=self.device)
 
     def release_weights(self) -> None:

@@ -201,6 +201,10 @@ def test_a_batch_that_goes_on_decoding_draws_what_new_batches_would() -> None:
     assert FIRST_TOKEN_ID in outputs[0]  # it came round the end of the vocabulary
 
 
+def test_a_plan_without_rows_draws_nothing() -> None:
+    assert run(make_executor(), StepPlan(plan_id=0, slots=[], num_scheduled_tokens=[])) == []
+
+
 def test_a_chunk_of_one_token_draws_none_however_often() -> None:
     executor = make_executor()
     chunk = StepPlan(plan_id=0, slots=[0], num_scheduled_tokens=[1])
