@@ -132,6 +132,8 @@ def test_requests_that_end_badly_are_counted_and_make_the_status_1(
         (["serve", "--json=/"], 2, "cannot write to '/'"),
         (["serve", "--concurrency=1,x"], 2, "concurrency must be numbers, got '1,x'"),
         (["serve", "--rate=-1"], 2, "rate must be above 0 and finite, got -1.0"),
+        (["serve", "--rate=1", "--concurrency=4"], 2, "rate and concurrency are two kinds of load"),
+        (["serve", "--headless"], 2, "headless is about the engine command behind --"),
         (["serve", "--json=/no/such/folder/x"], 2, "cannot write to '/no/such/folder/x'"),
         (["serve", "--plot=curves.pdf"], 2, "--plot writes a .png file, got 'curves.pdf'"),
         (["step", "--", "engine"], 2, "only serve takes an engine command behind --"),

@@ -164,7 +164,6 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.usage = "trio-engine bench serve [OPTION]... [-- ENGINE COMMAND]"
     parser.add_argument(
         "--concurrency",
-        default="1,8,32",
         metavar="N,...",
         help="requests open at once, one load for each number (default: 1,8,32)",
     )
@@ -288,7 +287,11 @@ def _check_command(options: argparse.Namespace) -> None:
     """Nothing that somebody wrote is left out without a word."""
     if not options.stall_timeout > 0:
         raise ConfigError(f"stall_timeout must be above 0, got {options.stall_timeout}")
+    if options.work is serve and options.rate is not None and options.concurrency is not None:
+        raise ConfigError("rate and concurrency are two kinds of load: only one can be given")
     if not options.engine_command:
+        if options.work is serve and options.headless:
+            raise ConfigError("headless is about the engine command behind --, and there is none")
         return
     if options.work is not serve:
         raise ConfigError("only serve takes an engine command behind --")

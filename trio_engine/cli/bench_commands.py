@@ -40,6 +40,7 @@ T = TypeVar("T")
 MAX_SCALE = 1000.0
 """A million requests are made and encoded beforehand; more would not fit into memory."""
 
+DEFAULT_CONCURRENCY = "1,8,32"
 REQUESTS_PER_CONCURRENCY = 8
 MIN_CONCURRENCY = 4
 """``serve`` sends so many requests for each that is open at once, and as if at least so many were,
@@ -122,7 +123,8 @@ def _workloads(options: argparse.Namespace) -> list[Workload]:
 
 def _serve_workloads(options: argparse.Namespace) -> list[Workload]:
     try:
-        numbers = [int(number) for number in options.concurrency.split(",")]
+        asked = _either(options.concurrency, DEFAULT_CONCURRENCY)
+        numbers = [int(number) for number in asked.split(",")]
     except ValueError as error:
         raise ConfigError(f"concurrency must be numbers, got {options.concurrency!r}") from error
     if options.rate is not None:
