@@ -55,18 +55,19 @@ def clock(self):
         raise RuntimeError("a bug of ours")
     return time.monotonic()
 """
-# The step's failure comes with a result of the thread; the readers fail in the turn before.
+# The step's failure comes as an event of the thread; the readers fail in the same turn.
 READERS_AND_STEP = (
     PLANTED
     + """
 def plant(self, work):
-    receive = self.loop._forward._receive
+    take_events = self.loop._take_events
 
-    def receive_and_fail(event):
-        self.close_readers()
-        receive(event)
+    def fail_and_take():
+        if self.loop._forward.events:
+            self.close_readers()
+        take_events()
 
-    self.loop._forward._receive = receive_and_fail
+    self.loop._take_events = fail_and_take
 """
 )
 

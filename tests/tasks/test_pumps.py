@@ -440,3 +440,21 @@ async def test_who_waits_for_room_is_told_when_all_was_sent(
         writer.flush()
         await inbox.wait_ids(1)
         nursery.cancel_scope.cancel()
+
+
+async def test_a_fault_that_does_not_come_again_still_ends_the_task(
+    outputs: tuple[ZmqSocket, ZmqSocket],
+) -> None:
+    faults = [RuntimeError("a bug of ours")]
+
+    def clock() -> float:
+        if faults:
+            raise faults.pop()
+        return 1.0
+
+    outbox = Outbox(0, 0)
+    writer = OutputWriter(outputs[0], outbox, clock, StepPhases(DeviceClock()))
+    outbox.refuse("x", FinishReason.ERROR)
+    writer.flush()
+    with pytest.raises(RuntimeError, match="a bug of ours"):
+        await writer.run()

@@ -118,6 +118,7 @@ class OutputWriter:
         self._unsent: deque[EngineCoreOutputs] = deque()
         # Whether the task sends: what comes meanwhile merges in the outbox until it looks again.
         self._is_held = False
+        self._failure: Exception | None = None
 
     def flush(self) -> None:
         """Sends what is in the outbox, as far as there is room; the task does the rest.
@@ -128,7 +129,10 @@ class OutputWriter:
             return
         try:
             self._flush()
-        except Exception:
+        except trio.WouldBlock:
+            self._doorbell.ring()
+        except Exception as error:
+            self._failure = error
             self._doorbell.ring()
 
     def close(self) -> None:
@@ -161,6 +165,8 @@ class OutputWriter:
             await self._socket.send([ENGINE_CORE_DEAD])
 
     async def _send_all(self) -> None:
+        if self._failure is not None:
+            raise self._failure
         while True:
             try:
                 self._flush()
