@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from typing import TYPE_CHECKING
 
-import trio
-
+from tests.tasks.engine_parts import open_engine_beside
 from trio_engine import EngineConfig, SamplingParams
 from trio_engine.client.inproc_client import open_inproc_engine
 from trio_engine.core.step_phases import TIMED_TURN
-from trio_engine.engine.engine_core_proc import run_engine_core
 from trio_engine.executor.null import NullExecutor
-from trio_engine.testing.wire_front_end import WireFrontEnd
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,20 +51,10 @@ async def test_a_trace_is_written_when_the_engine_ends(tmp_path: Path) -> None:
 
 async def test_an_engine_behind_sockets_tells_what_its_writers_did() -> None:
     config = EngineConfig(executor="null", null_step_ms=1.0)
-    async with WireFrontEnd() as front_end, trio.open_nursery() as nursery:
-        nursery.start_soon(front_end.start_up)
-        proc = await nursery.start(
-            partial(
-                run_engine_core,
-                config,
-                executor_factory=NullExecutor,
-                handshake_address=front_end.handshake_address,
-            )
-        )
+    async with open_engine_beside(NullExecutor, config=config) as (front_end, proc):
         await front_end.add("x", [1, 2, 3], max_tokens=NUM_TOKENS, ignore_eos=True)
         await front_end.finish("x")
         steps = proc.statistics().steps
-        nursery.cancel_scope.cancel()
     assert steps.num_steps == NUM_TOKENS
     for name in ("encode", "send"):
         assert 0 < steps.phases[name].num_timed <= NUM_TOKENS
