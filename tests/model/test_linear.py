@@ -10,7 +10,7 @@ from trio_engine.model.linear import linear
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 4, 33, 64, 65])
-@pytest.mark.parametrize("shape", [(5, 3), (512, 512), (2048, 512), (1024, 1024)])
+@pytest.mark.parametrize("shape", [(5, 3), (512, 512), (1010, 512), (2048, 512), (1024, 1024)])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_it_equals_torchs(num_rows: int, shape: tuple[int, int], has_bias: bool) -> None:
     generator = torch.Generator().manual_seed(0)
