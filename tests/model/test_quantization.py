@@ -16,7 +16,7 @@ from tests.model.test_sleep import SleepingModel
 from tests.model.tiny_models import FAMILIES, make_hf_folder
 from trio_engine.checkpoint import ModelFiles
 from trio_engine.core.pause import RELEASED_AT
-from trio_engine.errors import ConfigError
+from trio_engine.errors import ConfigError, ModelError
 from trio_engine.model.linear import linear
 from trio_engine.model.quantization import (
     GROUP_SIZE,
@@ -237,3 +237,14 @@ def test_a_cpu_that_packs_in_an_unknown_order_is_refused(monkeypatch: pytest.Mon
     check_can_quantize("int8", torch.device("cpu"))
     with pytest.raises(ConfigError, match="needs a CPU with AVX2 or AVX-512"):
         check_can_quantize("int4", torch.device("cpu"))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_a_weight_that_is_not_finite_is_an_error(
+    quantization: QuantizationName, value: float
+) -> None:
+    matrix = torch.randn(128, 64)
+    matrix[70, 33] = value
+    with pytest.raises(ModelError, match="not finite"):
+        quantize(matrix, quantization)
