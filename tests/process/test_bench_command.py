@@ -43,6 +43,7 @@ def test_step_tells_what_the_engine_costs(
     assert "bubble" in shown.out.splitlines()[0]
     report = report_in(path)
     assert (report.command, len(report.load_averages)) == ("step", 2)
+    assert [0 < start_s < 60 for start_s in report.start_s] == [True]
     (one,) = report.figures
     assert (one.num_requests, one.num_errors, one.num_tokens) == (33, 0, 33 * 64)
     # What the load was too slow to take one by one came in one output.
@@ -97,7 +98,9 @@ def test_compare_runs_two_engines_in_turns(
     )
     options = ["--workloads=conc32", "--scale=0.125", "--pairs=2", "--headless", f"--json={path}"]
     assert bench.run(["compare", f"--first={first}", f"--second={second}", *options]) == 0
-    (comparison,) = report_in(path).comparisons
+    report = report_in(path)
+    assert len(report.start_s) == 2
+    (comparison,) = report.comparisons
     assert len(comparison.pairs) == 2
     assert comparison.median_ratio > 1  # the second one's steps take 5 ms more
     assert f"{comparison.median_ratio:.2f}" in capsys.readouterr().out

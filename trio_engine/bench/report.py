@@ -41,6 +41,7 @@ class BenchReport(msgspec.Struct, kw_only=True):
     Attributes:
         command: which of its commands.
         engines: the commands that ran the engines.
+        start_s: of each, from its start until it was ready.
         num_cores: of the machine.
         versions: of this package, of Python and of what matters beside them, as installed here;
             an engine of another make has its own.
@@ -53,6 +54,7 @@ class BenchReport(msgspec.Struct, kw_only=True):
 
     command: str
     engines: list[list[str]]
+    start_s: list[float] = msgspec.field(default_factory=list)
     num_cores: int = msgspec.field(default_factory=lambda: os.cpu_count() or 1)
     versions: dict[str, str] = msgspec.field(default_factory=installed_versions)
     platform: str = msgspec.field(default_factory=platform.platform)
@@ -92,6 +94,9 @@ class BenchReport(msgspec.Struct, kw_only=True):
             text = compare_table(self.comparisons)
         loads = ", ".join(f"{load:.2f}" for load in self.load_averages)
         lines = [text, "", f"{self.num_cores} cores, load average before and after: {loads}"]
+        if self.start_s:
+            starts = " and ".join(f"{start_s:.2f}" for start_s in self.start_s)
+            lines.append(f"ready after {starts} s")
         if self.stopped_early:
             lines.append("stopped early: this is what was complete by then")
         if self.num_errors:

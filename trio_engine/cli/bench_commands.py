@@ -57,6 +57,7 @@ async def serve(options: argparse.Namespace, line: CounterLine, report: BenchRep
     report.engines.append(command)
     line.note("starting the engine")
     async with _open_engine(command, options, is_headless=options.headless) as engine:
+        report.start_s.append(engine.start_s)
         for workload in workloads:
             await run_load(engine, workload.warm_up)
             progress = line.of(f"{workload.concurrency} at once", workload.num_requests)
@@ -69,6 +70,7 @@ async def step(options: argparse.Namespace, line: CounterLine, report: BenchRepo
     workloads = _workloads(options)
     report.engines.append(command)
     async with _open_engine(command, options) as engine:
+        report.start_s.append(engine.start_s)
         for workload in workloads:
             await run_load(engine, workload.warm_up)
             for number in range(options.repeat):
@@ -87,6 +89,7 @@ async def compare(options: argparse.Namespace, line: CounterLine, report: BenchR
             line.note(f"starting engine {len(engines) + 1}")
             opened = _open_engine(command, options, is_headless=is_headless)
             engines.append(await stack.enter_async_context(opened))
+            report.start_s.append(engines[-1].start_s)
         for workload in workloads:
             await compare_engines(
                 engines,
