@@ -267,10 +267,7 @@ class EngineCoreProc:
                 self._arm_guard(forward)
 
     async def _open_links(
-        self,
-        io: trio.Nursery,
-        work: trio.Nursery,
-        forward: ForwardThread,
+        self, io: trio.Nursery, work: trio.Nursery, forward: ForwardThread
     ) -> StepLoop:
         properties = await start_up.wait_loaded(forward, self._doorbell)
         addresses = self._handshake.addresses
