@@ -248,3 +248,13 @@ def test_a_weight_that_is_not_finite_is_an_error(
     matrix[70, 33] = value
     with pytest.raises(ModelError, match="not finite"):
         quantize(matrix, quantization)
+
+
+def test_a_model_with_such_a_weight_is_refused_by_its_name(tmp_path: Path) -> None:
+    folder, _ = make_hf_folder("llama", tmp_path)
+    weights = load_decoder(ModelFiles("folder", folder))._weights
+    down = weights.layers[1].down
+    assert isinstance(down, torch.Tensor)
+    down[0, 0] = float("nan")
+    with pytest.raises(ModelError, match="cannot quantize down of layer 1: it has weights"):
+        quantize_weights(weights, "int8")

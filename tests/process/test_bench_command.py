@@ -43,7 +43,8 @@ def test_step_tells_what_the_engine_costs(
     assert "bubble" in shown.out.splitlines()[0]
     report = report_in(path)
     assert (report.command, len(report.load_averages)) == ("step", 2)
-    assert [0 < start_s < 60 for start_s in report.start_s] == [True]
+    (start_s,) = report.start_s
+    assert start_s > 0
     (one,) = report.figures
     assert (one.num_requests, one.num_errors, one.num_tokens) == (33, 0, 33 * 64)
     # What the load was too slow to take one by one came in one output.
@@ -65,7 +66,7 @@ def test_serve_loads_an_engine_by_its_command_with_each_concurrency(
     rows = capsys.readouterr().out.splitlines()
     assert [line[:9] for line in rows if " at once" in line] == ["1 at once", "4 at once"]
     report = report_in(path)
-    assert report.engines == [[*NULL_ENGINE, HANDSHAKE]]
+    assert (report.engines, len(report.start_s)) == ([[*NULL_ENGINE, HANDSHAKE]], 1)
     for one in report.figures:
         assert (one.num_requests, one.num_tokens, one.num_errors) == (8, 32, 0)
         assert one.first_token.count == one.whole.count == 8

@@ -167,9 +167,9 @@ async def wait_trial(pid: int) -> int:
 
 
 async def wait_busy(pid: int) -> None:
-    """Waits until an engine that has nothing else to do compiles: most of a second."""
+    """Waits until an engine that has nothing else to do compiles: some tenths of a second."""
     quiet_s = process_cpu_s(pid)
-    while process_cpu_s(pid) < quiet_s + 0.1:  # noqa: ASYNC110  # nobody is told of it
+    while process_cpu_s(pid) < quiet_s + 0.04:  # noqa: ASYNC110  # nobody is told of it
         await trio.sleep(0.01)
 
 

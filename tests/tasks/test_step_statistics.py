@@ -54,7 +54,10 @@ async def test_an_engine_behind_sockets_tells_what_its_writers_did() -> None:
     async with open_engine_beside(NullExecutor, config=config) as (front_end, proc):
         await front_end.add("x", [1, 2, 3], max_tokens=NUM_TOKENS, ignore_eos=True)
         await front_end.finish("x")
-        steps = proc.statistics().steps
+        statistics = proc.statistics()
+    assert statistics is not None
+    steps = statistics.steps
+    assert steps is not None
     assert steps.num_steps == NUM_TOKENS
     for name in ("encode", "send"):
         assert 0 < steps.phases[name].num_timed <= NUM_TOKENS

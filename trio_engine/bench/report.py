@@ -96,7 +96,7 @@ class BenchReport(msgspec.Struct, kw_only=True):
         lines = [text, "", f"{self.num_cores} cores, load average before and after: {loads}"]
         if self.start_s:
             starts = " and ".join(f"{start_s:.2f}" for start_s in self.start_s)
-            lines.append(f"ready after {starts} s")
+            lines.append(f"engines ready after {starts} s")
         if self.stopped_early:
             lines.append("stopped early: this is what was complete by then")
         if self.num_errors:

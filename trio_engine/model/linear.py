@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
     from trio_engine.model.quantization import Matrix
 
-# Measured with torch 2.13 (MKL) on 2 AVX2 cores, float32, all matrices of a model of 135 million
-# parameters in turn. Of 8 rows functional.linear takes 145 ms, weight @ x.T 61; from 128 rows on
-# there is nothing to gain, and three rows take longer than four. One row, a matrix that is only
-# read: 64 ms by functional.linear on one core, 49 as weight @ x.T padded to two rows, and 33 in
-# pieces, which is what it takes the same threads to add up the weights, 29, and little more.
+# Measured with torch 2.13 and MKL on 2 AVX2 cores; of other libraries it is not known. float32, all
+# matrices of a model of 135 million parameters in turn. Of 8 rows functional.linear takes 145 ms,
+# weight @ x.T 61; from 128 rows on there is nothing to gain, and three rows take longer than four.
+# One row: 64 ms by functional.linear on one core, 49 as weight @ x.T padded to two rows, and 33 in
+# pieces, where the same threads take 29 to add up the weights.
 _MOST_ROWS = 64
 _LEAST_WEIGHT_ELEMENTS = 1 << 18
 # A thread computes whole pieces. Enough of them for many threads, and 4 to 64 make no difference.

@@ -220,7 +220,7 @@ def quantize(matrix: Tensor, quantization: QuantizationName) -> Matrix:
 
     Raises:
         ConfigError: see ``Int4Matrix.of``.
-        ModelError: a weight is NaN or infinite, or near the end of float32.
+        ModelError: a weight is NaN or infinite, or for int4 near the end of float32.
     """
     num_out, num_in = matrix.shape
     if num_in % _IN_MULTIPLE:
@@ -266,7 +266,7 @@ def _levels_of(groups: Tensor) -> tuple[Tensor, Tensor]:
 def _usable(scales: Tensor) -> Tensor:
     """Of weights that are all zero, or as good as that, any scale will do but none."""
     if not scales.isfinite().all():
-        raise ModelError("a matrix that is to be quantized has weights that are not finite")
+        raise ModelError("it has weights that are not finite, or too large")
     return torch.where(scales < _SMALLEST_SCALE, 1.0, scales)
 
 

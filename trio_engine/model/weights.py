@@ -203,6 +203,9 @@ def quantize_weights(
             form is there.
         quantization: of the other matrices; see ``quantize`` for shapes that it cannot be of.
             None leaves everything as it is.
+
+    Raises:
+        ModelError: a matrix has weights that are not finite; it says which.
     """
     if quantization is None:
         return weights
@@ -210,24 +213,31 @@ def quantize_weights(
     layers = list(weights.layers)
     del weights
     for index, layer in enumerate(layers):
-        layers[index] = _quantize_layer(layer, quantization)
+        layers[index] = _quantize_layer(index, layer, quantization)
     return DecoderWeights(
         embedding=embedding,
         layers=tuple(layers),
         final_norm=final_norm,
-        head=_quantized(head, "int8"),
+        head=_quantized("the head", head, "int8"),
     )
 
 
-def _quantize_layer(layer: LayerWeights, quantization: QuantizationName) -> LayerWeights:
+def _quantize_layer(
+    index: int, layer: LayerWeights, quantization: QuantizationName
+) -> LayerWeights:
     return replace(
         layer,
-        qkv=_quantized(layer.qkv, quantization),
-        out=_quantized(layer.out, quantization),
-        gate_up=_quantized(layer.gate_up, quantization),
-        down=_quantized(layer.down, quantization),
+        qkv=_quantized(f"qkv of layer {index}", layer.qkv, quantization),
+        out=_quantized(f"out of layer {index}", layer.out, quantization),
+        gate_up=_quantized(f"gate_up of layer {index}", layer.gate_up, quantization),
+        down=_quantized(f"down of layer {index}", layer.down, quantization),
     )
 
 
-def _quantized(matrix: Matrix, quantization: QuantizationName) -> Matrix:
-    return quantize(matrix, quantization) if isinstance(matrix, Tensor) else matrix
+def _quantized(name: str, matrix: Matrix, quantization: QuantizationName) -> Matrix:
+    if not isinstance(matrix, Tensor):
+        return matrix
+    try:
+        return quantize(matrix, quantization)
+    except ModelError as error:
+        raise ModelError(f"cannot quantize {name}: {error}") from error

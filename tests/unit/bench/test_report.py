@@ -47,7 +47,7 @@ def test_a_comparison_is_a_row_of_ratios() -> None:
     assert shown[:6] == ["300", "200", "1.50", "0.50", "3.00", "1.50"]
     assert "ready after" not in report.table()
     report.start_s += [2.0, 41.25]
-    assert "ready after 2.00 and 41.25 s" in report.table()
+    assert "engines ready after 2.00 and 41.25 s" in report.table()
 
 
 def test_the_machine_and_bad_ends_are_told() -> None:
