@@ -111,7 +111,9 @@ def test_compare_runs_two_engines_in_turns(
 def test_requests_that_end_badly_are_counted_and_make_the_status_1(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    engine = ["--executor=null", "--max-num-seqs=1", "--max-waiting-requests=1"]
+    # Steps so long that the others arrive while the first one runs, on a slow machine too.
+    places = ["--max-num-seqs=1", "--max-waiting-requests=1"]
+    engine = ["--executor=null", "--null-step-ms=100", *places]
     options = ["--concurrency=8", "--num-requests=16", "--output-tokens=4"]
     assert bench.run(["serve", *options, *engine]) == 1
     assert "requests ended badly" in capsys.readouterr().out
