@@ -115,7 +115,7 @@ class Runner:
         finally:
             target.on_input = None
             os.close(file)
-            running.unlink()
+            running.unlink(missing_ok=True)  # another run of this target may have ended before
             signal.signal(signal.SIGVTALRM, handler)
 
 

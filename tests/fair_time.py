@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import trio
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
 T = TypeVar("T")
 
@@ -30,23 +30,37 @@ async def wait_within(seconds: float, wait: Callable[[], Awaitable[T]], *pids: i
     Raises:
         trio.TooSlowError: it did not come.
     """
-    watched = (os.getpid(), *pids)
-    started, delay_s = trio.current_time(), cpu_delay_s(*watched)
+    started, delay = trio.current_time(), CpuDelay(os.getpid(), *pids)
     deadline = started + seconds
     while True:
         with trio.move_on_at(deadline):
             return await wait()
-        deadline = started + seconds + cpu_delay_s(*watched) - delay_s
+        deadline = started + seconds + delay.so_far_s()
         if deadline <= trio.current_time():
             raise trio.TooSlowError
 
 
-def cpu_delay_s(*pids: int) -> float:
-    """How long threads of these processes were ready to run and did not, so far."""
-    total_ns = 0
+class CpuDelay:
+    """How long threads of these processes are ready to run and do not, from now on.
+
+    Each thread by itself: one that ends takes with it what it was kept waiting before.
+    """
+
+    def __init__(self, *pids: int) -> None:
+        self._pids = pids
+        self._before_ns = _waited_ns(pids)
+
+    def so_far_s(self) -> float:
+        """In seconds; without threads that have ended."""
+        before_ns = self._before_ns
+        now_ns = _waited_ns(self._pids)
+        return sum(ns - before_ns.get(thread, 0) for thread, ns in now_ns.items()) / 1e9
+
+
+def _waited_ns(pids: Iterable[int]) -> dict[str, int]:
+    waited_ns = {}
     for pid in pids:
         for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
             with suppress(OSError):  # it ended meanwhile
-                _, waited_ns, _ = path.read_text().split()
-                total_ns += int(waited_ns)
-    return total_ns / 1e9
+                waited_ns[path.parent.name] = int(path.read_text().split()[1])
+    return waited_ns

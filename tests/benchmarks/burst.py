@@ -48,6 +48,9 @@ VOCAB_SIZE = 1024
 
 MAX_TOKENS = 8000
 QUIET_S = 4.0
+BURST_TIMEOUT_S = 300.0
+"""More than any engine that still goes on needs to take it in, with a model too."""
+
 STREAM_PROMPT = list(range(100, 132))
 SECOND = 1
 """Index of the client that sends the burst."""
@@ -187,9 +190,11 @@ async def measure(command: list[str]) -> tuple[float, float]:
                 tasks.start_soon(streams.read)
                 await trio.sleep(QUIET_S)
                 quiet = streams.take_gaps()
-                await tell(second)
-                await wait_word(second, "taken")
-                await streams.wait_gaps(NUM_STREAMS)  # with a model one step may outlast the burst
+                with trio.fail_after(BURST_TIMEOUT_S):
+                    await tell(second)
+                    await wait_word(second, "taken")
+                    # With a model one step may outlast the burst.
+                    await streams.wait_gaps(NUM_STREAMS)
                 burst = streams.take_gaps()
                 await tell(second)
                 tasks.cancel_scope.cancel()

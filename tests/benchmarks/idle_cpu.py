@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MAX_PERCENT = 1.0
 SETTLE_S = 0.5
-"""After the last message: what it set off is over, and threads of a step have gone to sleep."""
+"""After the last message was answered: threads of a step have gone to sleep."""
 
 PROMPT = list(range(100, 132))
 NUM_WAITING = 64
@@ -42,6 +42,7 @@ async def measure_engine(executor: str, seconds: float, report: Report) -> None:
     async with open_wire_engine(COMMANDS[executor]) as (front_end, engine):
 
         async def measure(state: str) -> None:
+            await front_end.call_utility("is_sleeping")  # answered behind what was sent before
             await trio.sleep(SETTLE_S)
             before, started = process_cpu_s(engine.process.pid), trio.current_time()
             await trio.sleep(seconds)

@@ -42,6 +42,7 @@ from trio_engine.transport.context import open_context
 from trio_engine.transport.ipc import IpcDirectory
 from trio_engine.transport.socket import SocketKind
 from trio_engine.wire.codec import OutputsDecoder, RequestEncoder
+from trio_engine.wire.messages import UtilityCall
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -128,6 +129,14 @@ class StalledClient:
         await self._front_end.send_frames(self._encoder.encode(request), STALLED)
         self.logs[request_id] = RequestLog()  # a send that is cancelled has sent nothing
 
+    async def wait_taken_in(self) -> None:
+        """Returns when the engine has all that was sent: a call goes by the same road."""
+        await self._front_end.send_frames(
+            self._encoder.encode(UtilityCall(STALLED, 1, "is_sleeping", [])), STALLED
+        )
+        while self._decoder.decode(await self._outputs.receive()).utility_output is None:
+            pass
+
     async def add_for_ever(self, load: Load) -> None:
         number = load.num_requests
         while True:
@@ -173,6 +182,18 @@ async def add_other(front_end: WireFrontEnd, load: Load, number: int) -> None:
     )
 
 
+async def add_all(stalled: StalledClient, front_end: WireFrontEnd, load: Load) -> None:
+    """Both clients' requests, of which none begins before the engine is resumed.
+
+    Else the first ones would be done before the last ones come where this process is slow.
+    """
+    await front_end.call_utility("pause_scheduler", "keep", client=OTHER)
+    for number in range(load.num_requests):
+        await stalled.add(load, number)
+        await add_other(front_end, load, number)
+    await stalled.wait_taken_in()
+
+
 async def read_gaps(front_end: WireFrontEnd, load: Load) -> list[float]:
     """Reads the other client's outputs to their ends; seconds between two items of a request."""
     decoder = OutputsDecoder()
@@ -212,11 +233,10 @@ async def measure(load: Load, *, stalls: bool) -> Run:
         pid = engine.process.pid
         rss_before = rss_bytes(pid)
         async with trio.open_nursery() as tasks:
+            await add_all(stalled, front_end, load)
             if not stalls:
                 tasks.start_soon(stalled.read_for_ever)
-            for number in range(load.num_requests):
-                await stalled.add(load, number)
-                await add_other(front_end, load, number)
+            await front_end.call_utility("resume_scheduler", client=OTHER)
             if load.adds:
                 tasks.start_soon(stalled.add_for_ever, load)
             gaps = await read_gaps(front_end, load)

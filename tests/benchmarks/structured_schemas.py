@@ -31,7 +31,8 @@ from trio_engine.sampling_params import SamplingParams, StructuredOutputsParams
 if TYPE_CHECKING:
     from trio_engine.client.base import EngineClient
 
-CONFIG = EngineConfig(max_model_len=2048, max_num_seqs=16, num_blocks=2048)
+# The first grammar waits until the library and the vocabulary are loaded.
+CONFIG = EngineConfig(max_model_len=2048, max_num_seqs=16, num_blocks=2048, grammar_timeout_s=60.0)
 MAX_TOKENS = 800
 """The longest of these outputs have some 300 tokens, if each is a letter."""
 

@@ -16,7 +16,8 @@ from tests.benchmarks import (
 from tests.benchmarks.figures import Report, percentile
 from tests.benchmarks.stalled_client import MAX_MB, NUM_LOGPROBS, Load
 
-NULL_CASES = shutdown_times.null_cases()
+NULL_CASES = shutdown_times.null_cases(step_ms=2.0)
+"""All their tokens take 12 s at least, so that no machine is done before a drain of 2 s is over."""
 
 
 def test_a_figure_over_its_limit_makes_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,7 +78,9 @@ async def test_a_stalled_client_below_its_limit_loses_nothing() -> None:
 
 @pytest.mark.slow
 async def test_a_stalled_client_that_asked_for_logprobs_loses_its_requests() -> None:
-    run = await stalled_client.measure(LOAD._replace(logprobs=NUM_LOGPROBS), stalls=True)
+    # Four megabytes: more than any system's buffers and the limit take.
+    load = LOAD._replace(logprobs=NUM_LOGPROBS, num_tokens=1000)
+    run = await stalled_client.measure(load, stalls=True)
     assert run.ends == {"error": LOAD.num_requests}
     assert run.growth_mb < MAX_MB
 
@@ -92,7 +95,8 @@ async def test_a_stalled_client_that_goes_on_asking_costs_bounded_memory() -> No
 
 @pytest.mark.slow
 def test_the_cost_of_timing_is_found(capsys: pytest.CaptureFixture[str]) -> None:
-    step_phases.main(["--turns=1", "--runs=1", "--requests=1"])
+    # Processor time is counted in steps of 10 ms, of which 5,000 tokens take some on any machine.
+    step_phases.main(["--turns=1", "--runs=1", "--requests=10"])
     shown = capsys.readouterr().out
     for name in ("engine's processor time", "its bookkeeping", "bookkeeping with a trace"):
         (line,) = [line for line in shown.splitlines() if name in line]

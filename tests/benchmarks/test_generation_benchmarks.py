@@ -15,6 +15,7 @@ from tests.benchmarks import (
     structured_schemas,
 )
 from tests.benchmarks.figures import Report
+from tests.model.decoding import NEEDS_INT4
 from trio_engine.checkpoint import locate_model
 from trio_engine.errors import ModelError
 
@@ -40,6 +41,7 @@ def test_a_step_is_that_of_the_running_requests(policy: SchedulingPolicy) -> Non
     assert counts.num_waiting_requests == 40
 
 
+@NEEDS_INT4
 @pytest.mark.slow
 @pytest.mark.usefixtures("needs_smollm2")
 def test_each_kind_of_weights_is_timed_and_judged(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import signal
 
 from tests.faults.matrix import Means, Moment
 from tests.process.engine_programs import scripted_command
-from tests.process.stand_ins import SPEAKS_GARBAGE, command_of, wire_command_of
+from tests.process.stand_ins import command_of, wire_command_of
 
 REACHED = "as far as told"
 EXIT_STATUS = 3
@@ -57,7 +57,19 @@ trio.run(main)
 _SAY_REACHED = f"print({REACHED!r}, flush=True)"
 
 _MALFORMED_AT_START = {
-    Moment.BEFORE_HELLO: SPEAKS_GARBAGE,
+    Moment.BEFORE_HELLO: wire_command_of(
+        f"""
+        async def main():
+            async with open_context() as context:
+                socket = context.socket(SocketKind.DEALER, identity=bytes(2), linger_s=1.0)
+                socket.connect(address)
+                {_SAY_REACHED}
+                await socket.send([b"garbage"])
+                await trio.sleep_forever()
+
+        trio.run(main)
+        """
+    ),
     Moment.BEFORE_READY: wire_command_of(
         _AFTER_HELLO.format(action=f"{_SAY_REACHED}; await socket.send([b'garbage'])")
     ),

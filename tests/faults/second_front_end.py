@@ -6,6 +6,7 @@ output, are for the INIT of the first one.
 
 from __future__ import annotations
 
+import signal
 import sys
 
 import trio
@@ -20,6 +21,8 @@ from trio_engine.testing.wire_front_end import WireFrontEnd
 from trio_engine.wire.messages import UtilityCall
 
 ADDRESSES = "addresses "
+GO_SIGNAL = signal.SIGUSR2
+"""By which a test has it begin."""
 CLIENT = 1
 """What the engine knows it as."""
 
@@ -31,8 +34,9 @@ def num_tokens(moment: Moment, means: Means) -> int:
     return 10 if moment is Moment.MID_STEP else 500
 
 
-async def play(moment: Moment, means: Means, front_end: WireFrontEnd) -> None:
+async def play(moment: Moment, means: Means, front_end: WireFrontEnd, may_go: trio.Event) -> None:
     await front_end.receive_announcement()
+    await may_go.wait()
     count = num_tokens(moment, means)
     if moment is not Moment.IDLE:
         log = front_end.listen("theirs")
@@ -55,12 +59,16 @@ async def play(moment: Moment, means: Means, front_end: WireFrontEnd) -> None:
 
 
 async def main(moment: Moment, means: Means) -> None:
-    with trio.open_signal_receiver(CLOSE_SIGNAL) as signals:
+    may_go = trio.Event()
+    with trio.open_signal_receiver(CLOSE_SIGNAL, GO_SIGNAL) as signals:
         async with WireFrontEnd() as front_end, trio.open_nursery() as nursery:
             say(ADDRESSES + " ".join(front_end.addresses.inputs + front_end.addresses.outputs))
-            nursery.start_soon(play, moment, means, front_end)
-            async for _ in signals:
-                nursery.cancel_scope.cancel()
+            nursery.start_soon(play, moment, means, front_end, may_go)
+            async for number in signals:
+                if number == GO_SIGNAL:
+                    may_go.set()
+                else:
+                    nursery.cancel_scope.cancel()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from tests.faults.client_process import PROMPT, TOKENS_ARE_RIGHT
 from tests.faults.front_end_processes import FrontEndProcess, open_front_end_process
 from tests.faults.matrix import Fault, Means, Moment, Promise, Side
 from tests.faults.rows import faults
-from tests.faults.second_front_end import ADDRESSES
+from tests.faults.second_front_end import ADDRESSES, GO_SIGNAL
 from tests.process.engine_programs import (
     EngineUnderTest,
     engine_command,
@@ -106,6 +106,7 @@ async def test_the_other_front_end_notices_nothing(fault: Fault) -> None:
         await front_end.wait_num_tokens("healthy", 1)
         before_bytes = resident_bytes(engine.process.pid)
         if fault.moment not in (Moment.BEFORE_HELLO, Moment.LOADING):
+            other.send(GO_SIGNAL)  # not before, or its pause might hold up the healthy one
             await other.wait_said(REACHED)
             if fault.means not in (Means.SILENCE, Means.MALFORMED):
                 await other.break_by(fault.means)
@@ -148,6 +149,7 @@ async def wait_nothing_runs(front_end: WireFrontEnd) -> None:
 @faults(Side.FRONT_END, promise=Promise.ENDS)
 async def test_a_drain_does_not_wait_for_it(fault: Fault) -> None:
     async with open_pair(fault, "--shutdown-timeout=60") as (front_end, other, engine):
+        other.send(GO_SIGNAL)
         await other.wait_said(REACHED)
         await front_end.add("healthy", PROMPT, max_tokens=num_tokens(fault))
         await front_end.wait_num_tokens("healthy", 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +17,7 @@ from tests.faults.client_process import ENGINE_PID, TOKENS_ARE_RIGHT
 from tests.faults.front_end_processes import FrontEndProcess, open_front_end_process
 from tests.faults.matrix import Fault, Means, Moment, Side
 from tests.faults.rows import faults
-from tests.process.processes import is_running, thread_names, wait_ended
+from tests.process.processes import thread_names, wait_ended
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -49,7 +49,7 @@ async def open_owner(moment: Moment) -> AsyncIterator[tuple[FrontEndProcess, int
                 await owner.wait_said(WORDS.get(moment, REACHED))
                 yield owner, engine_pid
             finally:
-                if is_running(engine_pid):
+                with suppress(ProcessLookupError):
                     os.kill(engine_pid, signal.SIGKILL)
     os.rmdir(tmpdir)  # which fails unless it is empty
 
@@ -80,8 +80,9 @@ async def check_frozen(moment: Moment, owner: FrontEndProcess, engine_pid: int) 
     """A frozen owner is not a dead one: its engine waits for it."""
     if moment is Moment.BEFORE_HELLO:
         await wait_hello_sent(engine_pid)
-    await trio.sleep(FROZEN_S)
-    assert is_running(engine_pid)
+    with trio.move_on_after(FROZEN_S) as scope:
+        await wait_ended(engine_pid)
+    assert scope.cancelled_caught
     if moment is Moment.STREAMING:
         owner.send(signal.SIGCONT)
         await owner.wait_said(TOKENS_ARE_RIGHT)

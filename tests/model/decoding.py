@@ -11,16 +11,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 import torch
 
 from trio_engine.core.plan import NO_TOKEN, ExecutorProperties, NewRow, StepPlan, StepResult
-from trio_engine.errors import RequestError
+from trio_engine.errors import ConfigError, RequestError
 from trio_engine.executor.adapters import Adapters
 from trio_engine.model.batch import BatchBuilder, lay_out
 from trio_engine.model.decoder import Decoder
 from trio_engine.model.kv_cache import KVCache, KVCacheShape
 from trio_engine.model.loader import open_checkpoint
 from trio_engine.model.lora import LoRAAdapters
+from trio_engine.model.quantization import check_can_quantize
 from trio_engine.model.rows import Rows
 from trio_engine.model.runner import ModelRunner
 from trio_engine.model.weights import load_weights, quantize_weights
@@ -37,6 +39,18 @@ if TYPE_CHECKING:
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=None)
+
+
+def why_no_int4() -> str:
+    """Why this CPU has no int4 weights; empty if it has."""
+    try:
+        check_can_quantize("int4", CPU)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+NEEDS_INT4 = pytest.mark.skipif(bool(why_no_int4()), reason=why_no_int4())
 
 
 def load_decoder(

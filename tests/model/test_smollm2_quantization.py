@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.model.decoding import NEEDS_INT4
 from tests.model.quantization_error import FixedText, QuantizationError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def text() -> FixedText:
     return FixedText(NUM_SEQUENCES)
 
 
-@pytest.mark.parametrize("quantization", LIMITS)
+@pytest.mark.parametrize("quantization", ["int8", pytest.param("int4", marks=NEEDS_INT4)])
 def test_distributions_and_greedy_tokens_stay_near(
     quantization: QuantizationName, text: FixedText
 ) -> None:

@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from hypothesis.stateful import INVARIANT_MARKER
+
 from trio_engine.testing import machines
 
 HERE = Path(__file__).parent
@@ -37,7 +39,7 @@ STEP = re.compile(r"^(?:[\w, ]+ = )?state\.(\w+)\(.*$", re.MULTILINE)
 PROGRAM = """
 import logging, re, sys, traceback, trio_engine
 from hypothesis import HealthCheck, Phase, core, settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis.stateful import INVARIANT_MARKER, run_state_machine_as_test
 from trio_engine.testing import machines
 
 assert trio_engine.__file__.startswith(sys.argv[1]), trio_engine.__file__
@@ -51,7 +53,7 @@ options = settings(
     suppress_health_check=list(HealthCheck),
 )
 logging.disable()
-invariants = {each.function.__name__ for each in machine().invariants}
+invariants = {name for name in dir(machine) if hasattr(getattr(machine, name), INVARIANT_MARKER)}
 
 
 def fail(seed):
@@ -129,7 +131,8 @@ def machine_for(patch: Path) -> str:
 
 def _rules_in(error: str, machine: str) -> list[str]:
     """The steps of a failing example, without the invariants that were checked between them."""
-    invariants = {each.function.__name__ for each in getattr(machines, machine)().invariants}
+    rules = getattr(machines, machine)
+    invariants = {name for name in dir(rules) if hasattr(getattr(rules, name), INVARIANT_MARKER)}
     no_rules = {"teardown", *invariants}
     return [step[0] for step in STEP.finditer(error) if step[1] not in no_rules]
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import trio
 
 from tests.fair_time import wait_within
-from tests.process.processes import thread_names
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
+    from pathlib import Path
 
 NULL_OPTIONS = ("--executor=null", "--max-model-len=2048", "--num-blocks=512", "--max-num-seqs=4")
 
@@ -80,7 +80,7 @@ def _body(text: str) -> str:
 LOADS_FOR_EVER = """
 def load(self):
     print("loading", file=sys.stderr, flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 LOAD_FAILS = """
@@ -91,15 +91,25 @@ def load(self):
 STEP_NEVER_RETURNS = """
 def collect(self):
     print("stepping", file=sys.stderr, flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
-STEP_TAKES_A_SECOND = """
+
+def steps_wait_while(path: Path, *, num_rows: int = 1) -> str:
+    """Steps of so many rows or more do not end while there is a file."""
+    return f"""
+def launch(self, plan):
+    super().launch(plan)
+    self.is_held = len(plan.slots) >= {num_rows}
+
 def collect(self):
-    print("stepping", file=sys.stderr, flush=True)
-    time.sleep(1)
+    if self.is_held and os.path.exists({str(path)!r}):
+        print("stepping", file=sys.stderr, flush=True)
+        while os.path.exists({str(path)!r}):
+            time.sleep(0.005)
     return super().collect()
 """
+
 
 STEP_FAILS = """
 def collect(self):
@@ -144,12 +154,6 @@ class EngineUnderTest:
         while not self.catches(signal.SIGTERM):
             assert self.process.poll() is None, self.stderr
             await trio.lowlevel.checkpoint()
-
-    async def wait_zmq_socket(self) -> None:
-        """Returns when it has opened its first ZeroMQ socket, which is for its HELLO."""
-        while not any("ZMQbg/IO" in name for name in thread_names(self.process.pid)):
-            assert self.process.poll() is None, self.stderr
-            await trio.sleep(0.005)
 
     def catches(self, number: signal.Signals) -> bool:
         """Whether it has a handler for a signal by now."""

@@ -19,22 +19,25 @@ def is_running(pid: int) -> bool:
 
 def child_pids() -> set[int]:
     """Children of this process."""
-    return {
-        int(pid)
-        for thread in Path("/proc/self/task").iterdir()
-        for pid in (thread / "children").read_text().split()
-    }
+    return set(children_of(os.getpid()))
 
 
 def children_of(pid: int) -> list[int]:
     """Processes that another process has started and not reaped."""
-    paths = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for path in paths for child in path.read_text().split()]
+    return [int(child) for text in _of_threads(pid, "children") for child in text.split()]
 
 
 def thread_names(pid: int) -> list[str]:
     """What the system calls the threads of a process."""
-    return [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/comm")]
+    return _of_threads(pid, "comm")
+
+
+def _of_threads(pid: int, name: str) -> list[str]:
+    while True:
+        paths = Path(f"/proc/{pid}/task").glob(f"*/{name}")
+        # A thread that ends meanwhile leaves its children to another one, read already perhaps.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            return [path.read_text() for path in paths]
 
 
 async def wait_ended(pid: int) -> None:

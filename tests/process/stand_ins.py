@@ -40,7 +40,7 @@ def exits(status: int) -> list[str]:
     )
 
 
-NEVER_SAYS_HELLO = command_of("import time; time.sleep(60)")
+NEVER_SAYS_HELLO = command_of("import time; time.sleep(600)")
 
 
 def exits_after_hello(status: int) -> list[str]:
@@ -63,13 +63,12 @@ def exits_after_hello(status: int) -> list[str]:
 
 
 def exits_after_ready(status: int) -> list[str]:
-    """Ends a moment after it was ready."""
+    """Ends at the first message, so that its client surely knows that it was ready."""
     return wire_command_of(
         f"""
         async def main():
             async with open_scripted_engine(address, local=True, headless=False) as wire:
-                await wire.wait_ready()
-                await trio.sleep(0.05)
+                await wire.receive()
 
         trio.run(main)
         os._exit({status})
@@ -124,7 +123,7 @@ STREAMS = wire_command_of(
 IGNORES_SIGTERM = wire_command_of(
     """
     signal.signal(signal.SIGTERM, lambda *_: print("not now", flush=True))
-    helper = subprocess.Popen(["sleep", "60"])
+    helper = subprocess.Popen(["sleep", "600"])
 
     async def main():
         async with open_scripted_engine(address, local=True, headless=False) as wire:
@@ -142,10 +141,10 @@ DIES_WITH_A_WORD = wire_command_of(
             await wire.receive_add()
             print("Traceback: the step failed", file=sys.stderr, flush=True)
             await wire.send_dead()
-            await trio.sleep(0.05)
+            await trio.sleep(0.05)  # it may be lost: the end of the process says as much
 
     trio.run(main)
-    sys.exit(1)
+    os._exit(1)
     """
 )
 

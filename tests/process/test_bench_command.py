@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 NULL_ENGINE = [sys.executable, "-m", "trio_engine.engine", "--executor=null", "--owner-fd=0"]
 HANDSHAKE = "--handshake-address={handshake}"
-TEST_TIMEOUT_S = 50.0
+TEST_TIMEOUT_S = 100.0
 
 
 def report_in(path: Path) -> BenchReport:
@@ -37,7 +37,7 @@ def test_step_tells_what_the_engine_costs(
 ) -> None:
     path = tmp_path / "figures.json"
     options = ["--workloads=conc32", "--scale=0.13", "--repeat=1", f"--json={path}"]
-    assert bench.run(["step", *options, "--null-step-ms=1"]) == 0
+    assert bench.run(["step", *options, "--null-step-ms=5"]) == 0
     shown = capsys.readouterr()
     assert shown.err == ""
     assert "bubble" in shown.out.splitlines()[0]
@@ -50,9 +50,9 @@ def test_step_tells_what_the_engine_costs(
     # What the load was too slow to take one by one came in one output.
     assert 0 < one.inter_token.count <= 33 * 63
     assert one.steps is not None
-    # 32 at once and then the last one by itself.
-    assert 128 <= one.steps.num_steps <= 160
-    assert one.steps.device_busy_s >= 0.128
+    # 32 at once and then the last one by itself, or a few more steps if they come one by one.
+    assert 128 <= one.steps.num_steps <= one.num_tokens / 4
+    assert one.steps.device_busy_s >= 128 * 0.005
     assert 0 < one.steps.bubble_share < 1
     assert set(one.steps.phases) >= {"plan", "wait", "forward", "settle", "encode", "send"}
 

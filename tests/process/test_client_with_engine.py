@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 
+import msgspec
 import numpy as np
 import pytest
 import trio
@@ -21,7 +22,7 @@ from trio_engine.sampling_params import RequestOutputKind, SamplingParams
 from trio_engine.text.embeds_prompt import EmbedsPrompt
 from trio_engine.transport.ipc import IpcDirectory
 
-TEST_TIMEOUT_S = 30.0
+TEST_TIMEOUT_S = 100.0
 NULL = EngineConfig(executor="null", null_step_ms=1.0, num_blocks=64, max_model_len=256)
 LONG = SamplingParams(output_kind=RequestOutputKind.DELTA, max_tokens=200, ignore_eos=True)
 
@@ -82,8 +83,10 @@ async def test_sigterm_from_outside_is_a_stop_and_no_crash(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     before = child_pids()
+    # 200 steps, of which the signal comes in the second.
+    config = msgspec.structs.replace(NULL, null_step_ms=50.0)
     with trio.fail_after(TEST_TIMEOUT_S):
-        async with open_engine(NULL) as engine, engine.generate([1], LONG) as stream:
+        async with open_engine(config) as engine, engine.generate([1], LONG) as stream:
             await anext(stream)
             (pid,) = child_pids() - before
             os.kill(pid, signal.SIGTERM)

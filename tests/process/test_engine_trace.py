@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Ending = Callable[[WireFrontEnd, EngineUnderTest], Awaitable[None]]
 
-TEST_TIMEOUT_S = 30.0
+TEST_TIMEOUT_S = 100.0
 END_S = 5.0
 NUM_TOKENS = 20
 
@@ -60,7 +60,7 @@ async def end_in_a_step(_: WireFrontEnd, engine: EngineUnderTest) -> None:
 
 
 CRASHES = FAILS_AFTER_SOME_STEPS.format(ending='raise RuntimeError("device lost")')
-HANGS = FAILS_AFTER_SOME_STEPS.format(ending="time.sleep(60)")
+HANGS = FAILS_AFTER_SOME_STEPS.format(ending="time.sleep(600)")
 
 
 @pytest.mark.parametrize(
@@ -99,5 +99,5 @@ async def test_a_trace_that_cannot_be_written_ends_the_start(tmp_path: Path) -> 
     path = tmp_path / "no such folder" / "trace.json"
     command = engine_command(f"--trace={path}", "--handshake-address=ipc://@nobody")
     async with open_engine_under_test(command) as engine:
-        assert await engine.wait(END_S) == ExitStatus.START_UP_FAILED
+        assert await engine.wait(TEST_TIMEOUT_S) == ExitStatus.START_UP_FAILED
         assert f"trace cannot be written to '{path}'" in engine.stderr

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from tests.process.processes import wait_ended
+from tests.process.processes import children_of, wait_ended
 from trio_engine.transport.ipc import IpcDirectory
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
-TEST_TIMEOUT_S = 50.0
+TEST_TIMEOUT_S = 200.0
 
 
 async def run_example(name: str, *arguments: str) -> str:
@@ -156,11 +156,3 @@ async def wait_line(lines: AsyncIterator[str], wanted: str) -> None:
         if line == wanted:
             return
     raise AssertionError(f"the program ended without the line {wanted!r}")
-
-
-def children_of(pid: int) -> list[int]:
-    return [
-        int(child)
-        for task in Path(f"/proc/{pid}/task").iterdir()
-        for child in (task / "children").read_text().split()
-    ]

@@ -29,6 +29,7 @@ from tests.tasks.bad_messages import (
 )
 from tests.tasks.bad_requests import BAD_REQUESTS, STRANGE_REQUESTS
 from tests.tasks.engine_parts import TEST_TIMEOUT_S, check_nothing_held, open_engine_beside
+from trio_engine.engine import guarded_compiler
 from trio_engine.executor.kv_checking import KVCheckingExecutor
 from trio_engine.outputs import FinishReason
 from trio_engine.sampling_params import StructuredOutputsParams
@@ -51,6 +52,9 @@ PROMPTS = ([1, 2, 3], [4, 5])
 """Of each client's stream."""
 NUM_CLIENTS = len(PROMPTS)
 OPTIONS = {"temperature": 1.0, "seed": 42, "max_tokens": 8}
+
+START_TIMEOUT_S = 120.0
+"""The engine loads a model, and a process for trials imports; on a busy machine both take long."""
 
 LOG_LINE_LIMIT = 1000
 """Characters. Whatever was sent, a line about it stays readable."""
@@ -222,6 +226,14 @@ def make_torch(folder: Path) -> tuple[Executor, EngineConfig]:
     return TorchExecutor(config), config
 
 
+@pytest.fixture(scope="module")
+def trial_is_kept() -> Iterator[None]:
+    """However slow the machine is: a row that started another process would leave it behind."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(guarded_compiler, "KEEP_TRIAL_S", math.inf)
+        yield
+
+
 @pytest.fixture(
     scope="module",
     params=[
@@ -230,7 +242,9 @@ def make_torch(folder: Path) -> tuple[Executor, EngineConfig]:
     ],
 )
 def check(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    trial_is_kept: None,
 ) -> Iterator[Callable[[BadMessage, pytest.LogCaptureFixture], None]]:
     """``Bench.check`` of one engine for all rows, which runs in a thread of its own."""
     executor, config = request.param(tmp_path_factory.mktemp("model"))
@@ -244,7 +258,7 @@ def check(
 
     thread = threading.Thread(target=trio.run, args=(main,))
     thread.start()
-    bench, token, ended = opened.result(TEST_TIMEOUT_S)
+    bench, token, ended = opened.result(START_TIMEOUT_S)
     yield lambda *args: trio.from_thread.run(bench.check, *args, trio_token=token)
     with suppress(trio.RunFinishedError):  # it died, and the row that killed it has failed
         token.run_sync_soon(ended.set)

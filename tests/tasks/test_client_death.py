@@ -10,6 +10,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from tests.fair_time import wait_within
 from tests.tasks.wire_pair import TEST_TIMEOUT_S, check_all_aborted, fence, open_pair
 from trio_engine.client.front_end import open_front_end
 from trio_engine.client.launcher import connect_engine
@@ -119,8 +120,7 @@ async def test_one_that_leaves_without_a_word_is_noticed_while_nobody_sends() ->
             nursery.start_soon(engine)
             async with connect_engine(address) as client:
                 may_go.set()
-                with trio.fail_after(2.0):
-                    assert "without a word" in str(await client.wait_dead())
+                assert "without a word" in str(await wait_within(2.0, client.wait_dead))
 
 
 async def test_a_message_to_one_that_has_left_tells_it_too() -> None:

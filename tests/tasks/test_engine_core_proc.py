@@ -22,6 +22,9 @@ from trio_engine.outputs import FinishReason
 
 if TYPE_CHECKING:
     from trio_engine.config import EngineConfig
+    from trio_engine.core.engine_core import EngineCore
+    from trio_engine.testing.scripted_executor import Gate
+    from trio_engine.testing.wire_front_end import WireFrontEnd
 
 
 @pytest.mark.parametrize("launches_ahead", [False, True])
@@ -129,7 +132,8 @@ async def test_one_id_of_two_clients_is_two_requests() -> None:
         front_end.logs[(0, "x")] = first
         await front_end.abort("x", client=1)
         await front_end.abort("x", client=1)  # who has none any more
-        await front_end.call_utility("is_sleeping", client=1)
+        for client in range(2):  # so all of it was taken
+            await front_end.call_utility("is_sleeping", client=client)
         gate.open()
         assert (await front_end.finish("x", client=0)).token_ids == null_tokens(3, [2])
         assert front_end.logs[(1, "x")].outputs == []
@@ -177,20 +181,37 @@ async def test_a_utility_of_the_library_user() -> None:
         assert failure.startswith("Call to later method failed: ")
 
 
+async def fill_way_to_client_0(front_end: WireFrontEnd, core: EngineCore, gate: Gate) -> None:
+    """Asks for answers that client 0 does not read, until its writer stands and its outbox is full.
+
+    It has to stay full for a while. Each turn waits for a call of client 1, which goes by the same
+    threads of ZeroMQ, and lets one step end, as only a step looks who does not read.
+    """
+    num_turns_full = 0
+    while core.has_requests or num_turns_full < 5:
+        num_turns_full += 1
+        if not core.outboxes[0].is_full:
+            num_turns_full = 0
+            await front_end.post_utility("big", client=0)
+        gate.let_pass()
+        await front_end.call_utility("is_sleeping", client=1)
+
+
 async def test_a_client_that_does_not_read_ends_by_itself() -> None:
     """Its requests get ERROR, its ADDs wait until it reads, the other client notices nothing."""
-    config = msgspec.structs.replace(CONFIG, outbox_limit_bytes=4096, max_model_len=2048)
+    # Far more than all tokens of the other one take, however late they are read.
+    config = msgspec.structs.replace(CONFIG, outbox_limit_bytes=1 << 20, max_model_len=2048)
     config = msgspec.structs.replace(config, num_blocks=2048)
-    async with open_scripted(config=config, num_clients=2, receive_hwm=1) as (
-        front_end,
-        proc,
-        executor,
-    ):
-        # Answers that fill every buffer on the way to client 0, whose writer then stands.
-        executor.commands["big"] = lambda: "x" * 200_000
+    async with open_scripted(
+        config=config, num_clients=2, receive_hwm=1, utilities={"big": lambda: "x" * 200_000}
+    ) as (front_end, proc, executor):
+        gate = executor.gates["collect"]
+        gate.close()
         await front_end.add("slow", PROMPT, client=0, max_tokens=2000)
-        for _ in range(50):
-            await front_end.post_utility("collective_rpc", "big", client=0)
+        await gate.wait_held()
+        assert proc.core is not None
+        await fill_way_to_client_0(front_end, proc.core, gate)
+        gate.open()
         await front_end.add("other", PROMPT, client=1, max_tokens=2000)
         other = await front_end.finish("other", client=1)
         assert other.token_ids == null_tokens(2000)

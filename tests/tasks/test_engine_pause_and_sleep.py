@@ -162,6 +162,7 @@ async def test_keep_mode_changes_no_token_of_what_runs(level: int, launches_ahea
     async with open_rig(launches_ahead=launches_ahead) as rig:
         await rig.add_running()
         call_id = await rig.front_end.post_utility("sleep", level, "keep")
+        await rig.value("is_sleeping")  # the call has come, or R might end before it
         rig.gate.open()
         check_done(await rig.front_end.wait_answer(call_id))
         num_kept = len(rig.log("R").token_ids)
@@ -180,6 +181,7 @@ async def test_what_waits_is_aborted_by_abort_mode_and_stays_queued_in_others(mo
         await rig.add_running()
         await rig.add("W")
         call_id = await rig.front_end.post_utility("sleep", 1, mode)
+        await rig.value("is_sleeping")  # the call has come, or W might run before it
         rig.gate.open()
         check_done(await rig.front_end.wait_answer(call_id))
         if mode == "abort":
@@ -233,6 +235,7 @@ async def test_a_sleep_requests_and_the_wake_up_in_one_burst_leave_nobody_behind
             ids.append(await rig.front_end.post_utility("wake_up", ["weights"]))
             await rig.add(f"T{turn}")
             ids.append(await rig.front_end.post_utility("wake_up"))
+        await rig.value("is_sleeping")  # all of it has come, or R might end before it
         rig.gate.open()
         for call_id in ids:
             check_done(await rig.front_end.wait_answer(call_id))
@@ -269,6 +272,7 @@ async def test_an_abort_in_sleep_ends_the_request_without_an_output() -> None:
         await rig.add_running()
         call_id = await rig.front_end.post_utility("sleep", 2, "keep")
         await rig.add("S")
+        await rig.value("is_sleeping")  # both have come, or R might end before them
         rig.gate.open()
         check_done(await rig.front_end.wait_answer(call_id))
         await rig.front_end.abort("R", "S")
@@ -304,6 +308,7 @@ async def test_a_pause_while_pausing_is_done_with_the_first() -> None:
     async with open_rig() as rig:
         await rig.add_running()
         ids = [await rig.front_end.post_utility("pause_scheduler", mode) for mode in MODES[::-1]]
+        await rig.value("is_sleeping")  # they have come, or R might end before them
         rig.gate.open()
         for call_id in ids:
             check_done(await rig.front_end.wait_answer(call_id))
@@ -353,9 +358,9 @@ async def test_a_drain_while_asleep_gives_everybody_an_end_at_once(level: int) -
         await rig.add_running()
         call_id = await rig.front_end.post_utility("sleep", level, "keep")
         await rig.add("S")
+        await rig.value("is_sleeping")  # both have come, or R might end before them
         rig.gate.open()
         check_done(await rig.front_end.wait_answer(call_id))
-        await rig.value("is_sleeping")  # S has come
         rig.proc.shutdown.request("the test")
         for request_id in ("R", "S"):
             assert (await rig.front_end.finish(request_id)).finish_reason is ABORT

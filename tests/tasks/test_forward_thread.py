@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -107,15 +106,31 @@ async def test_a_shutdown_that_fails_is_logged(caplog: pytest.LogCaptureFixture)
 
 
 async def test_leaving_waits_for_the_step_and_drops_what_is_queued() -> None:
-    async with open_rig() as rig:
-        gate = rig.executor.gates["collect"]
-        gate.close()
-        rig.thread.submit(make_plan(0, "a", new=True))
-        rig.thread.submit(make_plan(1, "a"))
-        await gate.wait_held()
-        # The step goes on only after the thread was told to stop.
-        threading.Timer(0.05, gate.open).start()
-    assert rig.executor.calls == ["load", "launch 0", "collect 0", "shutdown"]
+    executor = ScriptedExecutor(CONFIG)
+    gate = executor.gates["collect"]
+    gate.close()
+    leaving, left = trio.Event(), trio.Event()
+
+    async def use() -> None:
+        async with open_forward_thread(executor, bell.ring) as thread:
+            thread.submit(make_plan(0, "a", new=True))
+            thread.submit(make_plan(1, "a"))
+            await gate.wait_held()
+            leaving.set()  # no checkpoint from here until the thread was told to stop
+        left.set()
+
+    with (
+        trio.fail_after(TEST_TIMEOUT_S),
+        ThreadSafeDoorbell() as bell,
+        executor.gates_open_at_end(),
+    ):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(use)
+            await leaving.wait()
+            await wait_all_tasks_blocked()
+            assert not left.is_set()
+            gate.open()
+    assert executor.calls == ["load", "launch 0", "collect 0", "shutdown"]
 
 
 @pytest.mark.known_fault(kind="uncancellable-thread")

@@ -64,10 +64,10 @@ def test_an_error_of_the_function_is_raised_and_the_run_goes_on() -> None:
 
 
 def test_no_thread_waits_for_input() -> None:
-    threads = threading.active_count()
+    before = set(threading.enumerate())
     guest = GuestRun(trio.sleep_forever)
     guest.settle()
-    assert threading.active_count() == threads
+    assert set(threading.enumerate()) <= before  # an idle one of another test may end meanwhile
     guest.close()
 
 

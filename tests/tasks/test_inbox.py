@@ -6,6 +6,7 @@ import pytest
 import trio
 from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 
+from tests.tasks.engine_parts import TEST_TIMEOUT_S
 from trio_engine.engine.doorbell import Doorbell
 from trio_engine.engine.inbox import MAX_LISTS, Arrival, Inbox
 from trio_engine.wire.messages import AbortRequest
@@ -32,12 +33,12 @@ async def test_putting_rings() -> None:
     for put in ("put_nowait", "put_last"):
         doorbell = Doorbell()
         getattr(Inbox(doorbell), put)(arrivals("a"))
-        with trio.fail_after(1):
+        with trio.fail_after(TEST_TIMEOUT_S):
             await doorbell.wait()
     doorbell = Doorbell()
     with assert_checkpoints():
         await Inbox(doorbell).put(arrivals("a"))
-    with trio.fail_after(1):
+    with trio.fail_after(TEST_TIMEOUT_S):
         await doorbell.wait()
 
 

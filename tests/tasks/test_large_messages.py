@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import trio
 
-from tests.tasks.wire_pair import TEST_TIMEOUT_S
 from trio_engine.outputs import EngineCoreOutput, EngineCoreOutputs
 from trio_engine.requests import EngineCoreRequest
 from trio_engine.tensors import TensorData
@@ -19,11 +18,14 @@ from trio_engine.wire.codec import OutputsDecoder, OutputsEncoder, RequestDecode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from trio_engine.transport.socket import ZmqSocket
 
 pytestmark = pytest.mark.known_fault(kind="overwritten-buffer")
 
+TEST_TIMEOUT_S = 120.0
+"""No test here waits for time to pass; this ends one that would hang."""
 BODY_BYTES = 8 << 20
 TENSOR_ITEMS = 256
 """Of float32: 1 KiB, which travels in a frame of its own behind the large one."""
@@ -52,15 +54,16 @@ def outputs(letter: str) -> EngineCoreOutputs:
 
 
 async def test_two_outputs_to_a_client_that_reads_late_arrive_as_they_were(
-    context: ZmqContext,
+    context: ZmqContext, tmp_path: Path
 ) -> None:
     pull = context.socket(SocketKind.PULL, receive_hwm=1, buffer_bytes=4096)
     push = context.socket(SocketKind.PUSH, send_hwm=4, buffer_bytes=4096)
-    push.connect(pull.bind("tcp://127.0.0.1:0"))
+    push.connect(f"ipc://{tmp_path}/out")
     encoder, decoder = OutputsEncoder(), OutputsDecoder()  # one each, as a writer has
     for letter in "ab":
         await push.send(encoder.encode(outputs(letter)))
     assert push.statistics().uncopied_frames_in_flight == 2
+    pull.bind(f"ipc://{tmp_path}/out")  # before that nothing can leave
     for letter in "ab":
         assert decoder.decode(await pull.receive()) == outputs(letter)
 

@@ -116,7 +116,7 @@ async def test_a_link_that_breaks_ends_the_engine_and_the_other_client_is_told(
 
 
 async def test_a_link_that_breaks_in_the_last_flush_does_not_make_a_stop_a_crash(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with open_rig() as rig:
         rig.clients[0].is_reading = False

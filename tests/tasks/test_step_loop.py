@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.tasks.engine_parts import CONFIG
+from tests.tasks.engine_parts import CONFIG, TEST_TIMEOUT_S
 from tests.tasks.loop_parts import LoopRig, open_loop
 from trio_engine.core.plan import DeviceCommand, StepPlan
 from trio_engine.engine.forward_thread import Broken, Loaded
@@ -196,7 +196,7 @@ async def test_a_bad_message_under_a_live_id_does_not_end_it() -> None:
 async def test_a_drain_ends_with_the_last_request_and_not_later() -> None:
     """No plan is behind the last one, so nothing else would wake the loop."""
     rig = LoopRig(CONFIG, num_clients=1, launches_ahead=False)
-    with trio.fail_after(1):
+    with trio.fail_after(TEST_TIMEOUT_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(rig.loop.run)
             rig.add("x", max_tokens=2)
@@ -208,7 +208,7 @@ async def test_a_drain_ends_with_the_last_request_and_not_later() -> None:
 
 async def test_a_drain_ends_when_the_last_request_is_aborted() -> None:
     rig = LoopRig(CONFIG, num_clients=1, launches_ahead=False)
-    with trio.fail_after(1):
+    with trio.fail_after(TEST_TIMEOUT_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(rig.loop.run)
             rig.add("x")
@@ -220,7 +220,7 @@ async def test_a_drain_ends_when_the_last_request_is_aborted() -> None:
 async def test_a_drain_without_requests_ends_at_once() -> None:
     rig = LoopRig(CONFIG, num_clients=1, launches_ahead=False)
     rig.loop.start_draining()
-    with trio.fail_after(1):
+    with trio.fail_after(TEST_TIMEOUT_S):
         await rig.loop.run()
 
 
@@ -244,7 +244,7 @@ async def test_a_drain_ends_a_pause() -> None:
     rig = LoopRig(CONFIG, num_clients=1, launches_ahead=False)
     rig.core.pause(PauseMode.KEEP)
     rig.add("x", max_tokens=1)
-    with trio.fail_after(1):
+    with trio.fail_after(TEST_TIMEOUT_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(rig.loop.run)
             await wait_all_tasks_blocked()

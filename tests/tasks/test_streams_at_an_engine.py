@@ -119,6 +119,11 @@ WAYS = [
 ]
 
 
+def slow_executor() -> NullExecutor:
+    """Takes ten seconds for an endless request, which so still runs when it is left."""
+    return NullExecutor(msgspec.structs.replace(LONG_CONFIG, null_step_ms=1.0))
+
+
 @pytest.mark.known_fault(kind="cancelled-abort")
 @pytest.mark.known_fault(kind="scope-across-a-yield")
 @pytest.mark.parametrize("leave", WAYS)
@@ -126,8 +131,7 @@ async def test_a_stream_that_is_left_is_gone_from_the_engine_within_a_second(
     leave: Callable[[AsyncEngineClient], Awaitable[None]],
 ) -> None:
     """And neither the caller's own work nor its other streams are cancelled with it."""
-    executor = NullExecutor(msgspec.structs.replace(LONG_CONFIG, null_step_ms=1.0))
-    async with open_client_and_engine(executor, config=LONG_CONFIG) as (client, proc):
+    async with open_client_and_engine(slow_executor(), config=LONG_CONFIG) as (client, proc):
         async with client.generate([2], ENDLESS) as other:
             await leave(client)
             await wait_within(GONE_S, lambda: wait_num_requests(client, proc, 1))
@@ -253,10 +257,7 @@ def rss_mb() -> float:
 @pytest.mark.parametrize("times", [50, pytest.param(500, marks=pytest.mark.slow)])
 async def test_an_id_aborted_and_used_again_at_once_gets_its_own_end_each_time(times: int) -> None:
     short = SamplingParams(temperature=0.0, max_tokens=2)
-    async with open_client_and_engine(NullExecutor(LONG_CONFIG), config=LONG_CONFIG) as (
-        client,
-        proc,
-    ):
+    async with open_client_and_engine(slow_executor(), config=LONG_CONFIG) as (client, proc):
         for _ in range(times):
             async with client.generate([1], ENDLESS, request_id="x") as first:
                 await anext(first)

@@ -13,7 +13,7 @@ import fuzz
 from fuzz.__main__ import parse, run
 from fuzz.chat_template import bounded
 from fuzz.mutate import MAX_INPUT_BYTES, mutate
-from fuzz.runner import Runner
+from fuzz.runner import TIME_LIMIT_S, Runner
 from fuzz.target import SEEDS, Input, Target, join, split
 from fuzz.targets import NAMES, load_target
 
@@ -94,8 +94,10 @@ def planted(check: Check = check_counted) -> Target:
     return Target("planted", "Any bytes decode.", check, st.binary(), lambda: [b"\x03abc"])
 
 
-def failures_of(target: Target, folder: Path, seconds: float = 20.0) -> int:
-    runner = Runner(crashes=folder, time_limit_s=0.2)
+def failures_of(
+    target: Target, folder: Path, seconds: float = 20.0, time_limit_s: float = TIME_LIMIT_S
+) -> int:
+    runner = Runner(crashes=folder, time_limit_s=time_limit_s)
     runner.fuzz(target, seconds)
     return runner.num_failed
 
@@ -135,7 +137,7 @@ def test_an_endless_decoder_is_stopped(tmp_path: Path, capsys: pytest.CaptureFix
                 return True
         return False
 
-    assert failures_of(planted(check), tmp_path) == 1
+    assert failures_of(planted(check), tmp_path, time_limit_s=0.2) == 1
     assert "planted FAILED: TooSlowError" in capsys.readouterr().out
 
 
@@ -146,14 +148,17 @@ def test_an_input_that_may_run_long_is_stopped_and_no_failure(tmp_path: Path) ->
         return False
 
     target = Target("planted", "Any.", check, st.binary(), lambda: [b"x"], may_run_long=True)
-    assert failures_of(target, tmp_path, seconds=0.1) == 0
+    assert failures_of(target, tmp_path, seconds=0.1, time_limit_s=0.2) == 0
     assert target.num_inputs >= 1
 
 
 def test_a_sound_decoder_leaves_nothing_behind(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    target = planted(lambda data: len(data) > 3)
+    # One that it accepts and one that it does not, or a stall could leave the first alone.
+    target = Target(
+        "planted", "Any.", lambda data: len(data) > 3, st.binary(), lambda: [b"abcd", b"a"]
+    )
     assert failures_of(target, tmp_path, seconds=0.2) == 0
     assert not list(tmp_path.iterdir())
     assert f"{target.num_inputs:,} executions" in capsys.readouterr().out

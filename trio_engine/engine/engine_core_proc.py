@@ -257,6 +257,7 @@ class EngineCoreProc:
                 await handshake_socket.send([self._handshake.ready()])
                 await handshake_socket.aclose()
                 self._is_ready = True
+                logger.info("engine_ready address=%s", self._handshake_address)
                 if self._owns_process:
                     # The loaded heap lives as long as the engine: never walk it again.
                     gc.collect()

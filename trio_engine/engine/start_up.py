@@ -51,6 +51,7 @@ async def greet(
         SocketKind.DEALER, identity=handshake.identity, linger_s=HANDSHAKE_LINGER_S
     )
     socket.connect(address)
+    logger.info("front_end_awaited address=%s timeout_s=%g", address, timeout_s)
     with trio.move_on_after(timeout_s):
         await socket.send([handshake.hello()])
         handshake.receive_init(await socket.receive())

@@ -29,7 +29,7 @@ assert torch.ones(2).sum().item() == 2.0
 
 
 def test_the_import_finds_it_mapped() -> None:
-    subprocess.run([sys.executable, "-c", IMPORT], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", IMPORT], check=True)
 
 
 def test_torch_without_that_library_is_left_to_the_import(monkeypatch: pytest.MonkeyPatch) -> None:
