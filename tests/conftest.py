@@ -16,6 +16,10 @@ from trio_engine.testing.leak_guard import take_snapshot, wait_leaks_gone
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# Engines of tests run beside each other on few cores, where OpenMP's spinning threads take each
+# other's time (trio_engine/executor/openmp.py). Read by torch, which nobody has imported yet.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
 # No deadline for one example: a busy machine is no fault of the code.
 settings.register_profile("dev", max_examples=50, deadline=None)
 settings.register_profile("ci", max_examples=200, deadline=None, derandomize=True)
