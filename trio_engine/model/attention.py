@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch.nn import functional
 
 if TYPE_CHECKING:
@@ -84,38 +85,38 @@ def attend(
     Returns:
         ``[num_tokens, num_heads * head_dim]``.
     """
-    out = queries.new_empty(queries.shape)
-    for group in view.decodes:
-        _decode(queries, cache, layer, group, out)
-    for chunk in view.prefills:
-        _prefill(queries, keys_values, cache, layer, chunk, out)
-    return out.flatten(1)
+    parts = [_decode(queries, cache, layer, group) for group in view.decodes]
+    parts += [_prefill(queries, keys_values, cache, layer, chunk) for chunk in view.prefills]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _decode(queries: Tensor, cache: KVCache, layer: int, group: DecodeGroup, out: Tensor) -> None:
-    num_rows = group.stop - group.start
+def _decode(queries: Tensor, cache: KVCache, layer: int, group: DecodeGroup) -> Tensor:
+    """``[num_rows, num_heads * head_dim]`` of a group's rows."""
+    num_rows, head_dim = group.stop - group.start, queries.shape[-1]
     gathered = cache.gather(layer, group.block_ids)
-    contexts = gathered.view(num_rows, -1, *gathered.shape[1:])[:, : group.length]
-    keys, values = contexts.permute(2, 0, 3, 1, 4)  # [num_rows, num_kv_heads, length, head_dim]
+    num_kv_heads = gathered.shape[2]
+    # [num_rows, num_kv_heads, length, head_dim], of what lies there as
+    # [num_rows, slots_per_row, 2, num_kv_heads, head_dim].
+    size = (num_rows, num_kv_heads, group.length, head_dim)
+    slot_stride = gathered.stride(0)
+    strides = (gathered.shape[0] // num_rows * slot_stride, head_dim, slot_stride, 1)
+    keys = gathered.as_strided(size, strides, 0)
+    values = gathered.as_strided(size, strides, num_kv_heads * head_dim)
     # The query heads that share a KV head stand where a prompt's tokens would: nothing is repeated.
-    shape = (num_rows, keys.shape[1], -1, queries.shape[-1])
-    grouped = queries[group.start : group.stop].view(shape)
+    grouped = queries[group.start : group.stop].view(num_rows, num_kv_heads, -1, head_dim)
     attended = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=group.mask)
-    out[group.start : group.stop].view(shape).copy_(attended)
+    return attended.reshape(num_rows, -1)
 
 
 def _prefill(
-    queries: Tensor,
-    keys_values: Tensor,
-    cache: KVCache,
-    layer: int,
-    chunk: PrefillChunk,
-    out: Tensor,
-) -> None:
+    queries: Tensor, keys_values: Tensor, cache: KVCache, layer: int, chunk: PrefillChunk
+) -> Tensor:
+    """``[num_tokens, num_heads * head_dim]`` of a chunk's tokens."""
     if chunk.block_ids is not None:
         keys_values = cache.gather(layer, chunk.block_ids)
     keys_values = keys_values[chunk.first_key : chunk.first_key + chunk.num_keys]
-    shape = (chunk.stop - chunk.start, keys_values.shape[2], -1, queries.shape[-1])
+    num_tokens = chunk.stop - chunk.start
+    shape = (num_tokens, keys_values.shape[2], -1, queries.shape[-1])
     grouped = queries[chunk.start : chunk.stop].view(shape).permute(1, 2, 0, 3)
     # Query heads that share a KV head see the same memory: expand copies nothing.
     shared = keys_values.permute(1, 2, 0, 3).unsqueeze(2)
@@ -123,4 +124,4 @@ def _prefill(
     attended = functional.scaled_dot_product_attention(
         grouped, keys, values, attn_mask=chunk.mask, is_causal=chunk.mask is None
     )
-    out[chunk.start : chunk.stop].view(shape).copy_(attended.permute(2, 0, 1, 3))
+    return attended.permute(2, 0, 1, 3).reshape(num_tokens, -1)

@@ -121,7 +121,9 @@ class Decoder:
     def _mlp(self, index: int, layer: LayerWeights, hidden: Tensor, batch: Batch) -> Tensor:
         normed = self._norm(hidden, layer.post_norm)
         gate_up = linear(normed, layer.gate_up, layer.gate_up_bias)
-        gate, up = add_lora(gate_up, normed, batch.lora, index, "gate_up").chunk(2, dim=-1)
+        gate_up = add_lora(gate_up, normed, batch.lora, index, "gate_up")
+        half = gate_up.shape[1] // 2
+        gate, up = gate_up.split_with_sizes([half, half], dim=1)
         gated = functional.silu(gate).mul_(up)
         out = linear(gated, layer.down, layer.down_bias)
         return add_lora(out, gated, batch.lora, index, "down")

@@ -89,13 +89,16 @@ class KVCache:
         num_items = num_blocks * shape.block_bytes // shape.item_size
         flat = _zeros(num_items, self._device, self._dtype)
         token = (2, shape.num_kv_heads, shape.head_dim)
-        self._slots = flat.view(shape.num_layers, num_blocks * shape.block_size, *token)
+        slots = flat.view(shape.num_layers, num_blocks * shape.block_size, *token)
         self._blocks = flat.view(shape.num_layers, num_blocks, -1)
+        # Views of each layer, so that a step need not make them.
+        self._layer_slots, self._layer_blocks = slots.unbind(), self._blocks.unbind()
         self._gathered = flat.new_empty(0, self._blocks.shape[2])
 
     def release(self) -> None:
         """Lets go of its memory. Only ``allocate`` may follow."""
-        self._slots = self._blocks = self._gathered = torch.empty(0)
+        self._layer_slots = self._layer_blocks = ()
+        self._blocks = self._gathered = torch.empty(0)
 
     def write(self, layer: int, slots: Tensor, keys_values: Tensor) -> None:
         """Stores tokens.
@@ -105,7 +108,7 @@ class KVCache:
             slots: ``[num_tokens]`` int64.
             keys_values: ``[num_tokens, 2, num_kv_heads, head_dim]``.
         """
-        self._slots[layer].index_copy_(0, slots, keys_values)
+        self._layer_slots[layer].index_copy_(0, slots, keys_values)
 
     def gather(self, layer: int, block_ids: Tensor) -> Tensor:
         """Copies blocks out, one behind the other.
@@ -121,8 +124,8 @@ class KVCache:
         if self._gathered.shape[0] < num_blocks:
             self._gathered = self._gathered.new_empty(num_blocks, self._gathered.shape[1])
         out = self._gathered[:num_blocks]
-        torch.index_select(self._blocks[layer], 0, block_ids, out=out)
-        return out.view(-1, *self._slots.shape[2:])
+        torch.index_select(self._layer_blocks[layer], 0, block_ids, out=out)
+        return out.view(-1, 2, self.shape.num_kv_heads, self.shape.head_dim)
 
     def clear(self, block_ids: Tensor) -> None:
         """Zeroes blocks that got a new owner.

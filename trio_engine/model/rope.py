@@ -56,8 +56,7 @@ class RotaryEmbedding:
 
 def rotate_(heads: Tensor, rotation: Rotation) -> None:
     """Rotates ``heads`` ``[num_tokens, num_heads, head_dim]`` in place."""
-    first, second = heads.chunk(2, dim=-1)
-    swapped = torch.cat((second, first), dim=-1)
+    swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
     heads.mul_(rotation.cos).addcmul_(swapped, rotation.sin)
 
 
