@@ -106,7 +106,7 @@ class Runner:
     def _watched(self, target: Target) -> Iterator[None]:
         """Stops an input that takes too long; keeps the one that the process dies of."""
         self._crashes.mkdir(parents=True, exist_ok=True)
-        running = self._crashes / f"{target.name}-running"
+        running = self._crashes / f"{target.name}-{os.getpid()}-running"
         handler = signal.signal(signal.SIGVTALRM, _raise_too_slow)
         file = os.open(running, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         target.on_input = partial(_keep, file)
@@ -115,7 +115,7 @@ class Runner:
         finally:
             target.on_input = None
             os.close(file)
-            running.unlink(missing_ok=True)  # another run of this target may have ended before
+            running.unlink()
             signal.signal(signal.SIGVTALRM, handler)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests.model.decoding import NEEDS_INT4, LogitsProbe, load_decoder
+from tests.model.decoding import HAS_INT4, NEEDS_INT4, LogitsProbe, load_decoder
 from tests.model.test_decoder_logits import reference, token_ids
 from tests.model.test_lora import load, save_adapter
 from tests.model.test_sleep import SleepingModel
@@ -229,6 +229,14 @@ def test_only_the_cpu_multiplies_with_such_weights(quantization: QuantizationNam
     check_can_quantize(None, torch.device("cuda"))
     with pytest.raises(ConfigError, match=f"quantization '{quantization}' works on device 'cpu'"):
         check_can_quantize(quantization, torch.device("cuda"))
+
+
+def test_int4_is_refused_by_a_cpu_without_its_instructions_only() -> None:
+    if HAS_INT4:
+        check_can_quantize("int4", torch.device("cpu"))
+    else:
+        with pytest.raises(ConfigError, match="needs a CPU with AVX2 or AVX-512"):
+            check_can_quantize("int4", torch.device("cpu"))
 
 
 def test_a_cpu_that_packs_in_an_unknown_order_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

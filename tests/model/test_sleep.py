@@ -99,7 +99,7 @@ class SleepingModel:
     def tensors(self) -> dict[str, weakref.ref[Any]]:
         decoder, cache = self.memory._decoder, self.memory._cache
         return {
-            "kv_cache": weakref.ref(cache._blocks),
+            "kv_cache": weakref.ref(cache._blocks._base),  # which all views are of
             "gathered": weakref.ref(cache._gathered),
             "weights": weakref.ref(decoder._weights.layers[1].gate_up),
             "embedding": weakref.ref(decoder._weights.embedding),

@@ -76,19 +76,6 @@ def exits_after_ready(status: int) -> list[str]:
     )
 
 
-SPEAKS_GARBAGE = wire_command_of(
-    """
-    async def main():
-        async with open_context() as context:
-            socket = context.socket(SocketKind.DEALER, identity=bytes(2), linger_s=1.0)
-            socket.connect(address)
-            await socket.send([b"garbage"])
-            await trio.sleep_forever()
-
-    trio.run(main)
-    """
-)
-
 STREAMS = wire_command_of(
     """
     # Answers every request with tokens without end, and the utility "getpid".

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from trio_engine.client.stream import RequestStream
 
 NULL = EngineConfig(executor="null", null_step_ms=5.0)
-SMOLLM2 = EngineConfig(model="smollm2", max_model_len=512)
-# Runs to max_model_len unless it is aborted: 10 s and more with the null executor.
+SMOLLM2 = EngineConfig(model="smollm2", max_model_len=8192)
+# Runs to max_model_len unless it is aborted: 10 s and more, also with a model of 1.2 ms a step.
 LONG = SamplingParams(
     temperature=0.0, max_tokens=None, ignore_eos=True, output_kind=RequestOutputKind.DELTA
 )

@@ -254,7 +254,7 @@ async def fill_buffers(front_end: WireFrontEnd, engine: EngineUnderTest, client:
 async def test_last_words_reach_a_slow_client_and_do_not_wait_for_a_dead_one(ending: str) -> None:
     """Four clients with 20 requests each: two read, one reads slowly, one never."""
     command = scripted_command(
-        "--null-step-ms=100",  # so that few messages wait for the slow one when it ends
+        "--null-step-ms=100",  # so that few more messages wait for the slow one when it ends
         "--max-num-seqs=80",
         "--num-blocks=8192",
         "--flush-timeout=2",
@@ -262,6 +262,9 @@ async def test_last_words_reach_a_slow_client_and_do_not_wait_for_a_dead_one(end
     )
     async with open_started(command, num_clients=4, receive_hwm=1) as (front_end, engine):
         await fill_buffers(front_end, engine, client=3)
+        for _ in range(SLOW_BACKLOG):
+            await front_end.post_utility("collective_rpc", "big", client=2)
+        await engine.wait_stderr(f"{40 + SLOW_BACKLOG} answers")
         for index in range(20):
             for client in range(4):
                 await front_end.add(f"r{index}", PROMPT, client=client, max_tokens=1500)
@@ -280,6 +283,8 @@ async def test_last_words_reach_a_slow_client_and_do_not_wait_for_a_dead_one(end
 
 
 SLOW_READ_S = 0.05
+SLOW_BACKLOG = 8
+"""Answers that wait for the slow one: more than can be on their way to it, read in 0.4 s."""
 
 
 async def read_last_words(

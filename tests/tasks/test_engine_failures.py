@@ -138,6 +138,11 @@ async def test_a_failure_does_not_hide_behind_a_cancellation() -> None:
                     nursery.cancel_scope.cancel()
 
 
+async def read_for_ever(front_end: WireFrontEnd, client: int) -> None:
+    while True:
+        await front_end.next_outputs(client)
+
+
 @pytest.mark.known_fault(kind="wrapped-error")
 async def test_a_writer_that_fails_ends_the_engine_loudly() -> None:
     """A result that its owner changes after it was given: only the writer can find that."""
@@ -157,7 +162,7 @@ async def test_a_writer_that_fails_ends_the_engine_loudly() -> None:
         await front_end.call_utility("spoil", client=1)
         async with trio.open_nursery() as nursery:
             # What is read of it makes room for the writer; the news never comes by that way.
-            nursery.start_soon(front_end.wait_dead, 0)
+            nursery.start_soon(read_for_ever, front_end, 0)
             await front_end.wait_dead(1)
             nursery.cancel_scope.cancel()
         await front_end.check_silent(1)

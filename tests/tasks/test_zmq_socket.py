@@ -63,8 +63,8 @@ async def pipe(
 async def fill(push: ZmqSocket, frame: bytes = bytes(60_000)) -> int:
     """Sends until the mark is reached and everything on the way is full as well.
 
-    Only ZeroMQ's own thread could say that, which may have to wait its turn beside other programs:
-    for a test that would pass also where something had room after all.
+    Half a second without room is taken for that; only ZeroMQ's own thread could tell. Where there
+    was room after all, on a very busy machine, a test must pass too, though it then shows less.
     """
     count = 0
     while True:

@@ -41,7 +41,7 @@ async def test_there_is_more_time_for_a_process_that_was_kept_from_its_cpu(
 def test_a_sleeping_process_is_not_kept_from_its_cpu() -> None:
     delay = CpuDelay(os.getpid())
     time.sleep(0.5)
-    # Not even on a busy machine is it as long as the sleep, which would be counted.
+    # What it waited for a CPU on a busy machine is less than the sleep, which must not count.
     assert 0 <= delay.so_far_s() < 0.4
 
 

@@ -111,11 +111,13 @@ def run_proc(proc: EngineCoreProc) -> ExitStatus:
     Does not return when the engine's owner is gone, or a thread goes on that nobody waits for.
     """
     _note_signals_for(proc)
-    status = _run(proc)
-    # The interpreter puts back the system's handlers before it has ended, which takes a while: one
-    # more signal then would make an orderly end look like a kill.
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    try:
+        status = _run(proc)
+    finally:
+        # The interpreter puts back the system's handlers before it has ended, which takes a while:
+        # one more signal then would make an orderly end look like a kill.
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
     if proc.shutdown.owner_is_gone or proc.has_abandoned_threads:
         # An interpreter with torch in it takes a second to end: too long for "gone within 2 s".
         # And it ends threads in a way that a library's may turn into a crash.
