@@ -46,6 +46,10 @@ def _hash_root(parts: bytes) -> bytes:
 _PLAIN_ROOT = _hash_root(b"")
 
 
+# A copy of it takes half of the time that a new one takes.
+_EMPTY = blake2b(digest_size=HASH_BYTES)
+
+
 class BlockHasher:
     """Hashes the full blocks of requests, each once.
 
@@ -56,22 +60,30 @@ class BlockHasher:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
 
-    def hash_of(self, request: Request, index: int) -> bytes:
-        """The hash of a block all of whose tokens are known."""
+    def hashes(self, request: Request, num_blocks: int) -> list[bytes]:
+        """The hashes of at least the first ``num_blocks`` blocks, all of whose tokens are known."""
         hashes = request.block_hashes
-        while len(hashes) <= index:
-            parent = hashes[-1] if hashes else request.root_hash
-            content = self._content(request, len(hashes) * self._block_size)
-            hashes.append(blake2b(parent + content, digest_size=HASH_BYTES).digest())
-        return hashes[index]
+        if len(hashes) >= num_blocks:
+            return hashes
+        start, stop = len(hashes) * self._block_size, num_blocks * self._block_size
+        assert stop <= len(request.token_ids), f"{request} does not fill its block {num_blocks - 1}"
+        data = request.token_ids[start:stop].tobytes()
+        num_bytes = self._block_size * request.token_ids.itemsize
+        block_hash = hashes[-1] if hashes else request.root_hash
+        for at in range(0, len(data), num_bytes):
+            hasher = _EMPTY.copy()
+            hasher.update(block_hash + data[at : at + num_bytes])
+            if request.prompt_embeds is not None:
+                hasher.update(self._embeds_content(request, len(hashes) * self._block_size))
+            block_hash = hasher.digest()
+            hashes.append(block_hash)
+        return hashes
 
-    def _content(self, request: Request, start: int) -> bytes:
-        stop = start + self._block_size
-        assert stop <= len(request.token_ids), f"{request} does not fill its block at {start}"
-        token_ids = request.token_ids[start:stop].tobytes()
-        if request.prompt_embeds is None or start >= request.num_prompt_tokens:
-            return token_ids
-        return token_ids + _embeds_content(request, range(start, stop))
+    def _embeds_content(self, request: Request, start: int) -> bytes:
+        """Which of a block's positions are embeddings, and these; nothing behind the prompt."""
+        if start >= request.num_prompt_tokens:
+            return b""
+        return _embeds_content(request, range(start, start + self._block_size))
 
 
 def _embeds_content(request: Request, positions: range) -> bytes:

@@ -64,11 +64,16 @@ class BlockPool:
 
         A cached block among them cannot be found any more.
         """
-        num_free = self.num_free_blocks
-        assert num_blocks <= num_free, f"{num_blocks} blocks of {num_free} free"
-        block_ids = [
-            self._free.pop() if self._free else self._evict_oldest() for _ in range(num_blocks)
-        ]
+        num_evicted = num_blocks - len(self._free)
+        num_cached = len(self._free_cached)
+        assert num_evicted <= num_cached, f"{num_blocks} blocks of {self.num_free_blocks} free"
+        if num_evicted > 0:
+            block_ids = self._free[::-1] + self._evict_oldest(num_evicted)
+            self._free.clear()
+        else:
+            first = -num_evicted
+            block_ids = self._free[first:][::-1]
+            del self._free[first:]
         for block_id in block_ids:
             self._reference_counts[block_id] = 1
         return block_ids
@@ -86,11 +91,13 @@ class BlockPool:
 
         Of those released by one call, the first are evicted first.
         """
+        reference_counts, hashes = self._reference_counts, self._hashes
         for block_id in block_ids:
-            assert self._reference_counts[block_id] > 0, f"block {block_id} freed twice"
-            self._reference_counts[block_id] -= 1
-            if self._reference_counts[block_id] == 0:
-                if self._hashes[block_id] is None:
+            count = reference_counts[block_id] - 1
+            assert count >= 0, f"block {block_id} freed twice"
+            reference_counts[block_id] = count
+            if count == 0:
+                if hashes[block_id] is None:
                     self._free.append(block_id)
                 else:
                     self._free_cached[block_id] = None
@@ -113,16 +120,18 @@ class BlockPool:
         """Under what a block is cached; None if it is not."""
         return self._hashes[block_id]
 
-    def cache(self, block_id: int, block_hash: bytes) -> None:
-        """Makes a held block findable, unless another one is under this hash already.
+    def cache(self, block_ids: Iterable[int], block_hashes: Iterable[bytes]) -> None:
+        """Makes held blocks findable, each unless another one is under its hash already.
 
-        Its contents must not change as long as it can be found.
+        Their contents must not change as long as they can be found.
         """
-        assert self._reference_counts[block_id] > 0, f"block {block_id} is free"
-        assert self._hashes[block_id] is None, f"block {block_id} is cached already"
-        if block_hash not in self._blocks_by_hash:
-            self._blocks_by_hash[block_hash] = block_id
-            self._hashes[block_id] = block_hash
+        blocks_by_hash, hashes = self._blocks_by_hash, self._hashes
+        for block_id, block_hash in zip(block_ids, block_hashes, strict=True):
+            assert self._reference_counts[block_id] > 0, f"block {block_id} is free"
+            assert hashes[block_id] is None, f"block {block_id} is cached already"
+            if block_hash not in blocks_by_hash:
+                blocks_by_hash[block_hash] = block_id
+                hashes[block_id] = block_hash
 
     def forget_all(self) -> None:
         """No block can be found any more; who holds one keeps it."""
@@ -144,9 +153,12 @@ class BlockPool:
         cached = {block_hash: i for i, block_hash in enumerate(self._hashes) if block_hash}
         assert cached == self._blocks_by_hash, "the index and the blocks differ"
 
-    def _evict_oldest(self) -> int:
-        block_id, _ = self._free_cached.popitem(last=False)
-        block_hash, self._hashes[block_id] = self._hashes[block_id], None
-        assert block_hash is not None
-        del self._blocks_by_hash[block_hash]
-        return block_id
+    def _evict_oldest(self, num_blocks: int) -> list[int]:
+        block_ids = []
+        for _ in range(num_blocks):
+            block_id, _ = self._free_cached.popitem(last=False)
+            block_hash, self._hashes[block_id] = self._hashes[block_id], None
+            assert block_hash is not None
+            del self._blocks_by_hash[block_hash]
+            block_ids.append(block_id)
+        return block_ids

@@ -8,7 +8,8 @@ table, the scheduler and the outboxes must change together, and do so nowhere el
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, NoReturn
 
 from trio_engine.core.admission import Admission
 from trio_engine.core.kv_cache import effective_max_model_len
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Set
 
     from trio_engine.config import EngineConfig
+    from trio_engine.core.decode_batch import DecodeRows
     from trio_engine.core.plan import ExecutorProperties, RowGrammar, StepPlan, StepResult
+    from trio_engine.core.scheduled_step import ScheduledStep
     from trio_engine.core.statistics import EngineCoreStatistics
     from trio_engine.requests import EngineCoreRequest, SleepTag
 
@@ -208,37 +211,18 @@ class EngineCore:
         """
         step = self._steps.settle(result)
         self._scheduler.settle(step)
-        grammar_ends = result.grammar_ends or {}
-        for request, why in step.grammar_failures(grammar_ends) if grammar_ends else ():
-            self._fail_grammar(request, why)
-        outboxes, has_nans = self.outboxes, bool(result.num_nans_in_logits)
-        # Of those that get something, the first is told the gauges; if none does, client 0.
-        first_client = len(outboxes)
-        rows = zip(step.requests, step.samples, step.plan.slots, result.token_ids, strict=True)
-        # Nothing else takes as long, with as many rows as there can be: no call that need not be.
-        for request, samples, slot, token_id in rows:
-            # A request that has ended since gets nothing; under its id another may live (rule 2).
-            if not samples or request.status is _FINISHED:
-                continue
-            if not 0 <= token_id < self._vocab_size:
-                raise StepError(f"plan {result.plan_id} gave token {token_id} for {request!r}")
-            client_index = request.client_index
-            if client_index < first_client:
-                first_client = client_index
-            if request.asks_logprobs or has_nans:
-                put_details(outboxes[client_index], request, slot, result, self._vocab_size)
-            request.num_unsettled_tokens -= 1
-            token_ids = request.token_ids
-            token_ids.append(token_id)
-            outboxes[client_index].append_token(request, token_id)
-            if (
-                token_id in request.watched_token_ids
-                or len(token_ids) >= request.watched_length
-                or slot in grammar_ends
-            ):
-                self._stop_if_due(request, token_id, grammar_ended=slot in grammar_ends)
+        if result.grammar_ends:
+            for request, why in step.grammar_failures(result.grammar_ends):
+                self._fail_grammar(request, why)
+        num_plain = 0 if result.num_nans_in_logits else len(step.decodes.plain)
+        departed = self._settle_plain(step.decodes, result) if num_plain else []
+        # Of the clients that get something, the first is told the gauges; if none does, client 0.
+        told = step.decodes.client_indices[: num_plain - len(departed)]
+        if departed or num_plain < len(step.requests):
+            others = chain(departed, range(num_plain, len(step.requests)))
+            told = (*told, *self._settle_rows(step, others, result))
         self._end_overflowing_clients()
-        self._put_stats(self.outboxes[first_client % len(self.outboxes)])
+        self._put_stats(self.outboxes[min(told, default=0)])
 
     def fail(self, plan_id: int, error: RequestStepError) -> None:
         """Takes the failure of a plan that was caused by some of its rows (rule 6).
@@ -383,7 +367,75 @@ class EngineCore:
             request.request_id, reason, why, is_pooling=request.pooling_params is not None
         )
 
-    def _stop_if_due(self, request: Request, token_id: int, *, grammar_ended: bool) -> None:
+    def _settle_plain(self, decodes: DecodeRows, result: StepResult) -> list[int]:
+        """Gives decoding rows that have nothing else to tell their tokens.
+
+        As many rows as there can be are here, so nothing is done for each that need not be. Their
+        lengths end none of them: see ``DecodeBatch``.
+
+        Returns:
+            Places of those that have left the batch since: of these nothing is done.
+        """
+        requests, departed = decodes.plain, []
+        token_ids = result.token_ids[: len(requests)]
+        if self._scheduler.num_departures != decodes.num_departures:
+            departed = [i for i, request in enumerate(requests) if request.decode_offset is None]
+            here = [i for i, request in enumerate(requests) if request.decode_offset is not None]
+            requests, token_ids = [requests[i] for i in here], [token_ids[i] for i in here]
+        if not token_ids:
+            return departed
+        lowest, highest = min(token_ids), max(token_ids)
+        if lowest < 0 or highest >= self._vocab_size:
+            worst = lowest if lowest < 0 else highest
+            self._refuse_token(requests[token_ids.index(worst)], worst, result)
+        for request, token_id in zip(requests, token_ids, strict=True):
+            request.token_ids.append(token_id)
+        if len(decodes.client_indices) == 1:
+            self.outboxes[decodes.client_indices[0]].append_tokens(requests, token_ids)
+        else:
+            for request, token_id in zip(requests, token_ids, strict=True):
+                self.outboxes[request.client_index].append_token(request, token_id)
+        if not decodes.watched_token_ids.isdisjoint(token_ids):
+            for request, token_id in zip(requests, token_ids, strict=True):
+                if token_id in request.watched_token_ids:
+                    self._stop_if_due(request, token_id)
+        return departed
+
+    def _settle_rows(
+        self, step: ScheduledStep, indices: Iterable[int], result: StepResult
+    ) -> set[int]:
+        """Gives rows of any kind their tokens, and returns whose clients are told something."""
+        told = set()
+        for index in indices:
+            request = step.requests[index]
+            # A request that has ended since gets nothing; under its id another may live (rule 2).
+            if step.samples[index] and request.status is not _FINISHED:
+                told.add(request.client_index)
+                self._settle_row(request, step.plan.slots[index], result.token_ids[index], result)
+        return told
+
+    def _settle_row(self, request: Request, slot: int, token_id: int, result: StepResult) -> None:
+        if not 0 <= token_id < self._vocab_size:
+            self._refuse_token(request, token_id, result)
+        outbox = self.outboxes[request.client_index]
+        if request.asks_logprobs or result.num_nans_in_logits:
+            put_details(outbox, request, slot, result, self._vocab_size)
+        if request.decode_offset is None:  # else it is counted by the decode batch
+            request.num_unsettled_tokens -= 1
+        request.token_ids.append(token_id)
+        outbox.append_token(request, token_id)
+        grammar_ended = result.grammar_ends is not None and slot in result.grammar_ends
+        if (
+            token_id in request.watched_token_ids
+            or len(request.token_ids) >= request.watched_length
+            or grammar_ended
+        ):
+            self._stop_if_due(request, token_id, grammar_ended=grammar_ended)
+
+    def _refuse_token(self, request: Request, token_id: int, result: StepResult) -> NoReturn:
+        raise StepError(f"plan {result.plan_id} gave token {token_id} for {request!r}")
+
+    def _stop_if_due(self, request: Request, token_id: int, *, grammar_ended: bool = False) -> None:
         decision = check_stop(request, token_id, grammar_ended=grammar_ended)
         if decision is not None:
             self._end(request, RequestEvent.STOP)

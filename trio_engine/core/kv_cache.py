@@ -102,9 +102,11 @@ class KVCacheManager:
         """
         if not self.enable_prefix_caching:
             return
-        for index in range(request.num_findable_blocks, num_tokens // self.block_size):
-            self.pool.cache(request.block_ids[index], self._hasher.hash_of(request, index))
-            request.num_findable_blocks = index + 1
+        first, last = request.num_findable_blocks, num_tokens // self.block_size
+        if first < last:
+            hashes = self._hasher.hashes(request, last)
+            self.pool.cache(request.block_ids[first:last], hashes[first:last])
+            request.num_findable_blocks = last
 
     def free(self, request: Request) -> None:
         """Takes all blocks of a request; of those that are cached, the last are evicted first.
@@ -132,7 +134,7 @@ class KVCacheManager:
                 references[block_id] += 1
                 block_hash = self.pool.hash_of(block_id)
                 if block_hash is not None:
-                    expected = self._hasher.hash_of(request, index)
+                    expected = self._hasher.hashes(request, index + 1)[index]
                     assert block_hash == expected, f"{request} holds what block {block_id} is not"
         for block_id, count in enumerate(references):
             held = self.pool.reference_count(block_id)
@@ -145,9 +147,10 @@ class KVCacheManager:
         """
         if not self.reads_cache(request):
             return []
-        block_ids = []
-        for index in range((len(request.token_ids) - 1) // self.block_size):
-            block_id = self.pool.find(self._hasher.hash_of(request, index))
+        num_blocks = (len(request.token_ids) - 1) // self.block_size
+        block_ids: list[int] = []
+        for block_hash in self._hasher.hashes(request, num_blocks)[:num_blocks]:
+            block_id = self.pool.find(block_hash)
             if block_id is None:
                 break
             block_ids.append(block_id)

@@ -21,6 +21,8 @@ from trio_engine.outputs import (
 from trio_engine.tensors import TensorData
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from trio_engine.core.request import Request
     from trio_engine.outputs import LogprobsLists, LogprobsTensors
 
@@ -105,6 +107,19 @@ class Outbox:
         else:
             self._entry_of(request).new_token_ids.append(token_id)
             self.num_bytes += TOKEN_BYTES
+
+    def append_tokens(self, requests: Sequence[Request], token_ids: Sequence[int]) -> None:
+        """Adds a token of each of some requests of which there is nothing else to tell."""
+        if self._entries:
+            for request, token_id in zip(requests, token_ids, strict=True):
+                self.append_token(request, token_id)
+            return
+        self._entries = {
+            request.life: EngineCoreOutput(request.request_id, [token_id])
+            for request, token_id in zip(requests, token_ids, strict=True)
+        }
+        num_text_bytes = sum([request.unsent_text_bytes for request in requests])
+        self.num_bytes += (ENTRY_BYTES + TOKEN_BYTES) * len(requests) + num_text_bytes
 
     def append_logprobs(self, request: Request, rows: LogprobsLists) -> None:
         """Adds the row of the token that is appended next."""

@@ -46,11 +46,13 @@ class Request:
         "block_hashes",
         "block_ids",
         "client_index",
-        "decode_end",
+        "decode_due",
+        "decode_offset",
         "eos_token_id",
         "events",
         "grammar",
         "is_caught_up",
+        "is_plain",
         "is_resident",
         "life",
         "lora_request",
@@ -116,18 +118,23 @@ class Request:
         self.watched_length = self.max_total_tokens if self.repetition_detection is None else 0
 
         has_grammar = params.structured_outputs is not None
+        # Whether there is nothing to tell of it but tokens, and only these and its length end it.
+        self.is_plain = not (
+            has_grammar
+            or self.asks_logprobs
+            or self.repetition_detection is not None
+            or self.trace_headers is not None
+        )
         self.status = RequestStatus.WAITING_FOR_GRAMMAR if has_grammar else RequestStatus.WAITING
         self.grammar: RowGrammar | None = None
         self.slot = NO_SLOT
         # Whether the executor has its row; if not, the next plan that runs it sends the row.
         self.is_resident = False
         self.turn: Turn = (0, 0.0, 0)
-        self.num_planned_tokens = 0
-        self.num_unsettled_tokens = 0
-        self.num_preemptions = 0
-        # Planned tokens below which its next step is one more token in the blocks that it has;
-        # 0 where that has to be looked at.
-        self.decode_end = 0
+        self.num_planned_tokens = self.num_unsettled_tokens = self.num_preemptions = 0
+        # See ``decode_batch``, which counts for its members what the two above count for others.
+        self.decode_offset: int | None = None
+        self.decode_due = 0
         # Whether a plan has settled, since it got its blocks, that left but the newest token to
         # compute: then all known tokens but the newest are computed in these blocks.
         self.is_caught_up = False

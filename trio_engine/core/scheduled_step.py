@@ -5,10 +5,12 @@ Pure.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from trio_engine.core.decode_batch import DecodeRows
 from trio_engine.core.plan import NewRow, StepPlan
 from trio_engine.core.request import Request
 
@@ -38,9 +40,11 @@ class ScheduledStep(msgspec.Struct, kw_only=True, eq=False):
 
     Attributes:
         plan: for the executor.
+        decodes: the decode batch, whose rows come first; each has one token, which it samples.
         requests: whose row is in each place.
-        starts: planned tokens of each request before this plan, to go back to if it fails.
         samples: whether the row samples a token in this plan.
+        starts: of the rows behind the decode batch: planned tokens of each request before this
+            plan, to go back to if it fails.
         computed: of rows that compute a chunk, or the first token of a block: the others have
             come to the end of none before this step. See ``Scheduler.settle``.
         resumed: requests that got a slot in this plan, first start or not.
@@ -48,12 +52,19 @@ class ScheduledStep(msgspec.Struct, kw_only=True, eq=False):
     """
 
     plan: StepPlan
-    requests: list[Request] = msgspec.field(default_factory=list)
-    starts: list[int] = msgspec.field(default_factory=list)
-    samples: list[bool] = msgspec.field(default_factory=list)
-    computed: list[ComputedTokens] = msgspec.field(default_factory=list)
-    resumed: list[Request] = msgspec.field(default_factory=list)
-    preempted: list[Request] = msgspec.field(default_factory=list)
+    decodes: DecodeRows
+    requests: list[Request]
+    samples: list[bool]
+    starts: Sequence[int] = ()
+    computed: Sequence[ComputedTokens] = ()
+    resumed: Sequence[Request] = ()
+    preempted: Sequence[Request] = ()
+
+    @classmethod
+    def of_decodes(cls, plan: StepPlan, decodes: DecodeRows) -> ScheduledStep:
+        """The decode batch alone, with nothing to note of any row."""
+        plan.slots, plan.num_scheduled_tokens = decodes.slots, decodes.counts
+        return cls(plan=plan, decodes=decodes, requests=decodes.requests, samples=decodes.samples)
 
     def grammar_failures(self, ends: Mapping[int, str | None]) -> Iterator[tuple[Request, str]]:
         """Live requests whose grammar failed, and why, of all that ended in this step, by slot."""
@@ -64,42 +75,72 @@ class ScheduledStep(msgspec.Struct, kw_only=True, eq=False):
 
 
 class StepDraft:
-    """A step while it is put together.
+    """A step while it is put together: the rows that are not in the decode batch, and changes.
 
-    Most rows of most steps compute one token and sample: of these only ``requests`` and
-    ``starts`` are noted.
+    Args:
+        plan: to be filled.
+        budget: tokens of the plan.
+
+    Attributes:
+        plan: as given.
+        budget: tokens that are left.
+        computed: as in ``ScheduledStep``.
+        joining: who is in the decode batch from the next plan on, and up to which token it can be
+            planned there before it must be looked at.
+        resumed: as in ``ScheduledStep``.
+        preempted: as in ``ScheduledStep``.
     """
 
-    __slots__ = ("_unusual", "budget", "requests", "starts", "step")
+    __slots__ = (
+        "_counts",
+        "_requests",
+        "_samples",
+        "_starts",
+        "budget",
+        "computed",
+        "joining",
+        "plan",
+        "preempted",
+        "resumed",
+    )
 
-    def __init__(self, step: ScheduledStep, budget: int) -> None:
-        self.step = step
+    def __init__(self, plan: StepPlan, budget: int) -> None:
+        self.plan = plan
         self.budget = budget
-        self.requests = step.requests
-        self.starts = step.starts
-        # Place, tokens, whether it samples.
-        self._unusual: list[tuple[int, int, bool]] = []
+        self.computed: list[ComputedTokens] = []
+        self.joining: list[tuple[Request, int]] = []
+        self.resumed: list[Request] = []
+        self.preempted: list[Request] = []
+        self._requests: list[Request] = []
+        self._starts: list[int] = []
+        self._counts: list[int] = []
+        self._samples: list[bool] = []
 
     def append(self, request: Request, num_tokens: int, *, samples: bool) -> None:
-        """Adds a row of any kind."""
+        """Adds a row."""
         start = request.num_planned_tokens
-        if num_tokens != 1 or not samples:
-            self._unusual.append((len(self.requests), num_tokens, samples))
-        self.step.computed.append(
-            ComputedTokens(request, request.num_preemptions, start + num_tokens, samples)
-        )
-        self.requests.append(request)
-        self.starts.append(start)
+        self.note_computed(request, start + num_tokens, samples=samples)
+        self._requests.append(request)
+        self._starts.append(start)
+        self._counts.append(num_tokens)
+        self._samples.append(samples)
         self.budget -= num_tokens
 
-    def finish(self) -> tuple[list[int], list[int]]:
-        """Slots and numbers of tokens of all rows; also sets the step's ``samples``."""
-        num_rows = len(self.requests)
-        counts, samples = [1] * num_rows, [True] * num_rows
-        for index, num_tokens, row_samples in self._unusual:
-            counts[index], samples[index] = num_tokens, row_samples
-        self.step.samples = samples
-        return [request.slot for request in self.requests], counts
+    def note_computed(self, request: Request, num_tokens: int, *, samples: bool) -> None:
+        """A row, of the decode batch or not, comes to a place where blocks may have got full."""
+        self.computed.append(ComputedTokens(request, request.num_preemptions, num_tokens, samples))
+
+    def finish(self, decodes: DecodeRows) -> ScheduledStep:
+        """The step, the rows of the decode batch first."""
+        step = ScheduledStep.of_decodes(self.plan, decodes)
+        if self._requests:
+            step.plan.slots = decodes.slots + [request.slot for request in self._requests]
+            step.plan.num_scheduled_tokens = decodes.counts + self._counts
+            step.requests = decodes.requests + self._requests
+            step.samples = decodes.samples + self._samples
+        step.starts, step.computed = self._starts, self.computed
+        step.resumed, step.preempted = self.resumed, self.preempted
+        return step
 
 
 def make_row(request: Request) -> NewRow:

@@ -15,6 +15,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from trio_engine.core.adapter_places import AdapterPlaces
+from trio_engine.core.decode_batch import DecodeBatch
 from trio_engine.core.kv_cache import KVCacheManager
 from trio_engine.core.lifecycle import RequestEvent, RequestStatus
 from trio_engine.core.pending_grammars import PendingGrammars
@@ -75,6 +76,9 @@ class Scheduler:
         self._adapters = AdapterPlaces(max_loras)
         # Ordered by turn: the last is the first to be preempted.
         self.running: list[Request] = []
+        # Of these, those that go on decoding. None, if a step could not have a token of each.
+        self._decodes = DecodeBatch()
+        self._decodes_together = max_num_seqs <= max_num_batched_tokens
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         # Slots whose rows the executor still holds for nobody; told by the next plan.
         self._finished_slots: list[int] = []
@@ -123,6 +127,11 @@ class Scheduler:
         return self._adapters.lora_ids
 
     @property
+    def num_departures(self) -> int:
+        """How often a request has left the decode batch."""
+        return self._decodes.num_departures
+
+    @property
     def num_held_up(self) -> int:
         """Requests that wait for their grammar, or for a place for their adapter."""
         return len(self.pending_grammars) + len(self._held_up)
@@ -167,6 +176,7 @@ class Scheduler:
         """Forgets a request that ends, wherever it is; its slot and blocks are free at once."""
         if request.status is RequestStatus.RUNNING:
             self.running.remove(request)
+            self._decodes.leave(request)
             self._release(request)
         elif request in self._held_up:
             del self._held_up[request]
@@ -185,16 +195,17 @@ class Scheduler:
         Returns:
             The step; without rows if nothing can run now, though it may have preempted.
         """
-        step = ScheduledStep(plan=StepPlan(plan_id=plan_id, slots=(), num_scheduled_tokens=()))
-        draft = StepDraft(step, self.max_num_batched_tokens)
-        self._schedule_running(draft)
-        if not step.preempted:
-            self._schedule_waiting(draft, admit=admit)
+        plan = StepPlan(plan_id=plan_id, slots=(), num_scheduled_tokens=())
+        if self._only_decodes:
+            step = ScheduledStep.of_decodes(plan, self._decodes.rows())
+            self._decodes.num_plans += 1
+        else:
+            step = self._draft(plan, admit=admit)
         if not step.requests:
             return step  # changes to rows wait for a plan that is launched
-        self._set_rows(draft)
-        step.plan.reset, self._needs_reset = self._needs_reset, False
-        step.plan.finished_slots, self._finished_slots = self._finished_slots, []
+        self._use_again(plan)
+        plan.reset, self._needs_reset = self._needs_reset, False
+        plan.finished_slots, self._finished_slots = self._finished_slots, []
         return step
 
     def settle(self, step: ScheduledStep) -> None:
@@ -229,8 +240,11 @@ class Scheduler:
         that carried changes were dropped. The caller forgets the steps, so no late result of
         theirs finds a row.
         """
+        self._decodes.leave_all()
         for step in steps:
-            rows = zip(step.requests, step.starts, step.samples, strict=True)
+            # Before a row decodes all its tokens but the newest are computed.
+            starts = [len(request.token_ids) - 1 for request in step.decodes.requests]
+            rows = zip(step.requests, [*starts, *step.starts], step.samples, strict=True)
             for request, start, samples in rows:
                 if request.is_finished:
                     continue
@@ -239,7 +253,6 @@ class Scheduler:
                 request.num_planned_tokens = min(request.num_planned_tokens, start)
         for request in self.running:
             request.is_resident = False
-            request.decode_end = 0
             if request.needs_whole_prompt:
                 request.num_planned_tokens = 0
             # If it was preempted since and has resumed, the start was of other blocks; below
@@ -260,6 +273,7 @@ class Scheduler:
         for request in self.running:
             assert request.status is RequestStatus.RUNNING, f"{request} in running"
         self._adapters.check_integrity(self.running)
+        self._decodes.check_integrity([*self.running, *waiting])
         for request in waiting:
             is_pending = request.status is RequestStatus.WAITING_FOR_GRAMMAR
             assert is_pending == (request in self.pending_grammars), f"{request} in waiting"
@@ -270,39 +284,66 @@ class Scheduler:
 
     # Inside
 
-    def _schedule_running(self, draft: StepDraft) -> None:
-        requests, starts = draft.requests, draft.starts
-        # Victims leave the end of the list meanwhile, never a place that was passed already.
-        for request in self.running:
-            num_planned = request.num_planned_tokens
-            if num_planned < request.decode_end:
-                request.num_planned_tokens = num_planned + 1
-                request.num_unsettled_tokens += 1
-                requests.append(request)
-                starts.append(num_planned)
-                draft.budget -= 1
-            elif not self._plan_row(draft, request):
-                break
-            if draft.budget == 0:
-                break
+    @property
+    def _only_decodes(self) -> bool:
+        """Whether the next plan is the decode batch, of which nobody must be looked at."""
+        nobody_starts = not (self._free_slots and (self._fresh or self._preempted))
+        return nobody_starts and self._decodes.are_all(len(self.running))
 
-    def _plan_row(self, draft: StepDraft, request: Request) -> bool:
-        """Plans what a running request may compute, if anything; False if it was preempted."""
+    def _draft(self, plan: StepPlan, *, admit: bool) -> ScheduledStep:
+        draft = StepDraft(plan, self.max_num_batched_tokens)
+        self._schedule_running(draft)
+        if not draft.preempted:
+            self._schedule_waiting(draft, admit=admit)
+        step = draft.finish(self._decodes.rows())
+        if step.requests:
+            self._decodes.num_plans += 1
+            for request, num_plain_tokens in draft.joining:
+                self._decodes.join(request, num_plain_tokens)
+        return step
+
+    def _schedule_running(self, draft: StepDraft) -> None:
+        decodes = self._decodes
+        due = []
+        for request in decodes.take_due():
+            if decodes.num_planned_tokens(request) < _last_plain_token(request):
+                due.append(request)
+            else:
+                decodes.leave(request)
+        draft.budget -= len(decodes)
+        if len(decodes) < len(self.running):
+            due += [request for request in self.running if request.decode_offset is None]
+        due.sort(key=_TURN)  # then victims are behind, never among those that were passed
+        for request in due:
+            if request.decode_offset is not None:
+                self._extend(draft, request)
+            elif request.status is RequestStatus.RUNNING:
+                self._plan_row(draft, request)
+
+    def _extend(self, draft: StepDraft, request: Request) -> None:
+        """Gives a row of the decode batch a block more."""
+        end = self._decodes.num_planned_tokens(request) + 1
+        new_block_ids = self._grow(draft, request, end)
+        if new_block_ids is None:
+            return
+        draft.note_computed(request, end, samples=True)
+        draft.plan.new_block_ids.append((request.slot, new_block_ids))
+        self._decodes.extend(request, self._num_plain_tokens(request))
+
+    def _plan_row(self, draft: StepDraft, request: Request) -> None:
+        """Plans what a running request may compute, if anything, unless it is preempted."""
         num_tokens = self._num_tokens(draft, request)
         if num_tokens == 0:
-            return True
-        new_block_ids = self._grow(draft, request, num_tokens)
-        if new_block_ids is None:
-            return False
-        self._append_row(draft, request, num_tokens, new_block_ids)
-        return True
+            return
+        new_block_ids = self._grow(draft, request, request.num_planned_tokens + num_tokens)
+        if new_block_ids is not None:
+            self._append_row(draft, request, num_tokens, new_block_ids)
 
     def _grow(self, draft: StepDraft, request: Request, num_tokens: int) -> list[int] | None:
-        """Room for more tokens, at the cost of the last; None if that is the request."""
-        target = request.num_planned_tokens + num_tokens
-        while (new_block_ids := self.kv_cache.grow(request, target)) is None:
+        """Room for so many tokens, at the cost of the last; None if that is the request."""
+        while (new_block_ids := self.kv_cache.grow(request, num_tokens)) is None:
             victim = self._preempt_last()
-            draft.step.preempted.append(victim)
+            draft.preempted.append(victim)
             if victim is request:
                 return None
         return new_block_ids
@@ -322,7 +363,7 @@ class Scheduler:
             request.slot = self._free_slots.pop()
             insort(self.running, request, key=_TURN)
             self._adapters.take(request)
-            draft.step.resumed.append(request)
+            draft.resumed.append(request)
             self._append_row(draft, request, self._num_tokens(draft, request), [])
 
     def _next_waiting(self, *, admit: bool) -> Request | None:
@@ -355,27 +396,32 @@ class Scheduler:
         samples = end == len(request.token_ids) + request.num_unsettled_tokens
         draft.append(request, num_tokens, samples=samples)
         if not request.is_resident:
-            draft.step.plan.new_rows.append(make_row(request))
+            draft.plan.new_rows.append(make_row(request))
             request.is_resident = True
         elif new_block_ids:
-            draft.step.plan.new_block_ids.append((request.slot, new_block_ids))
+            draft.plan.new_block_ids.append((request.slot, new_block_ids))
         request.num_planned_tokens = end
         request.num_unsettled_tokens += samples
-        room = len(request.block_ids) * self.kv_cache.block_size
-        request.decode_end = min(room, request.max_total_tokens - 1) if samples else 0
+        if samples and self._decodes_together and end < _last_plain_token(request):
+            draft.joining.append((request, self._num_plain_tokens(request)))
 
-    def _set_rows(self, draft: StepDraft) -> None:
-        plan = draft.step.plan
-        slots, counts = draft.finish()
+    def _num_plain_tokens(self, request: Request) -> int:
+        """Tokens up to which it can be planned one by one and not be looked at."""
+        room = len(request.block_ids) * self.kv_cache.block_size
+        return min(room, _last_plain_token(request))
+
+    def _use_again(self, plan: StepPlan) -> None:
         # The same objects tell the executor without a look that it is the same batch.
-        if slots != self._last_slots:
-            self._last_slots = slots
-        if counts != self._last_counts:
+        if plan.slots is not self._last_slots and plan.slots != self._last_slots:
+            self._last_slots = plan.slots
+        counts = plan.num_scheduled_tokens
+        if counts is not self._last_counts and counts != self._last_counts:
             self._last_counts = counts
         plan.slots, plan.num_scheduled_tokens = self._last_slots, self._last_counts
 
     def _preempt_last(self) -> Request:
         request = self.running.pop()
+        self._decodes.leave(request)
         request.advance(RequestEvent.PREEMPT)
         self._release(request)
         request.num_planned_tokens = 0
@@ -395,5 +441,9 @@ class Scheduler:
         if request.is_resident:
             self._finished_slots.append(request.slot)
         request.is_resident = request.is_caught_up = False
-        request.decode_end = 0
         request.slot = NO_SLOT
+
+
+def _last_plain_token(request: Request) -> int:
+    """How many tokens can be planned before the one whose result reaches the length limit."""
+    return request.max_total_tokens - 2

@@ -95,7 +95,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         """The first of the holder's blocks that is not cached; a taken hash stays whose it was."""
         block_id = next((i for i in block_ids if i not in self.hashes), None)
         if block_id is not None:
-            self.pool.cache(block_id, block_hash)
+            self.pool.cache([block_id], [block_hash])
             if block_hash not in self.hashes.values():
                 self.hashes[block_id] = block_hash
 

@@ -50,7 +50,8 @@ def settle(step: ScheduledStep, token_id: int = 100) -> None:
     """Gives every live sampling row its token, as the core does."""
     for request, samples in zip(step.requests, step.samples, strict=True):
         if samples and not request.is_finished:
-            request.num_unsettled_tokens -= 1
+            if request.decode_offset is None:
+                request.num_unsettled_tokens -= 1
             request.token_ids.append(token_id)
 
 
@@ -65,11 +66,12 @@ def ids(requests: Iterable[Request]) -> list[str]:
     return [request.request_id for request in requests]
 
 
-def rows(step: ScheduledStep) -> list[tuple[str, int, int, bool]]:
-    """(id, start, number of tokens, whether it samples) of each row."""
+def rows(step: ScheduledStep) -> list[tuple[str, int | None, int, bool]]:
+    """(id, start, number of tokens, whether it samples) of each row; no start if it decodes."""
+    starts = [*[None] * len(step.decodes.requests), *step.starts]
     return [
         (request.request_id, start, num_tokens, samples)
         for request, start, num_tokens, samples in zip(
-            step.requests, step.starts, step.plan.num_scheduled_tokens, step.samples, strict=True
+            step.requests, starts, step.plan.num_scheduled_tokens, step.samples, strict=True
         )
     ]

@@ -23,7 +23,7 @@ def hashes(prompt: list[int] = PROMPT, **fields: Any) -> list[bytes]:
     """Of all full blocks of a prompt."""
     request = make_request("r", prompt, source_fields=fields)
     hasher = BlockHasher(BLOCK_SIZE)
-    return [hasher.hash_of(request, index) for index in range(len(prompt) // BLOCK_SIZE)]
+    return hasher.hashes(request, len(prompt) // BLOCK_SIZE)
 
 
 def embeds(*rows: float, dtype: str = "float32") -> TensorData:
@@ -45,16 +45,16 @@ def test_a_block_with_equal_tokens_behind_other_ones_is_another_block() -> None:
 
 
 def test_only_full_blocks_have_a_hash() -> None:
-    with pytest.raises(AssertionError, match="does not fill its block at 4"):
-        BlockHasher(BLOCK_SIZE).hash_of(make_request("r", PROMPT[:7]), 1)
+    with pytest.raises(AssertionError, match="does not fill its block 1"):
+        BlockHasher(BLOCK_SIZE).hashes(make_request("r", PROMPT[:7]), 2)
 
 
 def test_hashes_are_made_once_and_go_on_with_the_output() -> None:
     request, hasher = make_request("r", PROMPT[:6]), BlockHasher(BLOCK_SIZE)
-    first = hasher.hash_of(request, 0)
+    first = hasher.hashes(request, 1)[0]
     request.token_ids.extend(PROMPT[6:])
-    assert hasher.hash_of(request, 2) == hashes()[2]
-    assert hasher.hash_of(request, 0) is first
+    assert hasher.hashes(request, 3)[2] == hashes()[2]
+    assert hasher.hashes(request, 1)[0] is first
     assert len(request.block_hashes) == 3
 
 
@@ -115,8 +115,8 @@ def test_blocks_of_the_output_behind_embeddings_are_hashed_by_their_tokens() -> 
     request.token_ids.extend([1, 2, 3, 4, 5, 6])
     other.token_ids.extend([1, 2, 3, 4, 5, 7])
     hasher = BlockHasher(BLOCK_SIZE)
-    assert hasher.hash_of(request, 1) == hasher.hash_of(other, 1)
-    assert hasher.hash_of(request, 2) != hasher.hash_of(other, 2)
+    assert hasher.hashes(request, 2)[1] == hasher.hashes(other, 2)[1]
+    assert hasher.hashes(request, 3)[2] != hasher.hashes(other, 3)[2]
 
 
 @given(st.data())

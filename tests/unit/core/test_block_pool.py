@@ -91,7 +91,7 @@ def test_a_cached_block_is_found_while_held_and_while_free() -> None:
     pool = BlockPool(2)
     (block,) = pool.allocate(1)
     assert pool.find(b"hash") is None
-    pool.cache(block, b"hash")
+    pool.cache([block], [b"hash"])
     assert (pool.find(b"hash"), pool.hash_of(block), pool.num_cached_blocks) == (block, b"hash", 1)
     pool.release([block])
     assert pool.find(b"hash") == block
@@ -102,7 +102,7 @@ def test_a_cached_block_is_found_while_held_and_while_free() -> None:
 def test_a_free_cached_block_may_be_held_again_and_is_then_not_handed_out() -> None:
     pool = BlockPool(2)
     (block,) = pool.allocate(1)
-    pool.cache(block, b"hash")
+    pool.cache([block], [b"hash"])
     pool.release([block])
     pool.retain([block])
     assert (pool.num_free_blocks, pool.reference_count(block)) == (1, 1)
@@ -113,7 +113,7 @@ def test_a_free_cached_block_may_be_held_again_and_is_then_not_handed_out() -> N
 def test_what_is_handed_out_cannot_be_found_any_more() -> None:
     pool = BlockPool(1)
     blocks = pool.allocate(1)
-    pool.cache(blocks[0], b"hash")
+    pool.cache([blocks[0]], [b"hash"])
     pool.release(blocks)
     assert pool.allocate(1) == blocks
     assert (pool.find(b"hash"), pool.hash_of(blocks[0]), pool.num_cached_blocks) == (None, None, 0)
@@ -123,7 +123,7 @@ def test_what_is_handed_out_cannot_be_found_any_more() -> None:
 def test_blocks_that_nobody_could_find_are_handed_out_before_cached_ones() -> None:
     pool = BlockPool(3)
     blocks = pool.allocate(3)
-    pool.cache(blocks[1], b"hash")
+    pool.cache([blocks[1]], [b"hash"])
     pool.release(blocks)
     assert set(pool.allocate(2)) == {blocks[0], blocks[2]}
     assert pool.find(b"hash") == blocks[1]
@@ -135,7 +135,7 @@ def test_the_cached_block_whose_last_reference_went_longest_ago_goes_first() -> 
     pool = BlockPool(3)
     blocks = pool.allocate(3)
     for block in blocks:
-        pool.cache(block, bytes([block]))
+        pool.cache([block], [bytes([block])])
     pool.release([blocks[2]])
     pool.release([blocks[0], blocks[1]])
     pool.retain([blocks[2]])  # used again: now it is the youngest
@@ -146,8 +146,8 @@ def test_the_cached_block_whose_last_reference_went_longest_ago_goes_first() -> 
 def test_a_second_block_under_a_hash_is_as_if_it_were_not_cached() -> None:
     pool = BlockPool(2)
     first, second = pool.allocate(2)
-    pool.cache(first, b"hash")
-    pool.cache(second, b"hash")
+    pool.cache([first], [b"hash"])
+    pool.cache([second], [b"hash"])
     assert (pool.find(b"hash"), pool.hash_of(second)) == (first, None)
     pool.release([first, second])
     assert pool.allocate(1) == [second]
@@ -157,31 +157,31 @@ def test_a_second_block_under_a_hash_is_as_if_it_were_not_cached() -> None:
 def test_forgetting_leaves_held_blocks_held_and_free_ones_free() -> None:
     pool = BlockPool(3)
     held, free = pool.allocate(2)
-    pool.cache(held, b"held")
-    pool.cache(free, b"free")
+    pool.cache([held], [b"held"])
+    pool.cache([free], [b"free"])
     pool.release([free])
     pool.forget_all()
     assert (pool.find(b"held"), pool.find(b"free"), pool.num_cached_blocks) == (None, None, 0)
     assert (pool.num_free_blocks, pool.reference_count(held)) == (2, 1)
     pool.check_integrity()
-    pool.cache(held, b"anew")
+    pool.cache([held], [b"anew"])
     assert pool.find(b"anew") == held
 
 
 def test_a_block_that_nobody_holds_cannot_be_cached_nor_one_twice() -> None:
     pool = BlockPool(2)
     with pytest.raises(AssertionError, match="block 0 is free"):
-        pool.cache(0, b"hash")
+        pool.cache([0], [b"hash"])
     (block,) = pool.allocate(1)
-    pool.cache(block, b"hash")
+    pool.cache([block], [b"hash"])
     with pytest.raises(AssertionError, match="cached already"):
-        pool.cache(block, b"other")
+        pool.cache([block], [b"other"])
 
 
 def test_the_integrity_check_finds_an_index_that_differs_from_the_blocks() -> None:
     pool = BlockPool(2)
     (block,) = pool.allocate(1)
-    pool.cache(block, b"hash")
+    pool.cache([block], [b"hash"])
     pool._blocks_by_hash[b"other"] = block
     with pytest.raises(AssertionError, match="index and the blocks differ"):
         pool.check_integrity()

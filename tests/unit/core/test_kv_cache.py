@@ -225,7 +225,7 @@ def test_the_integrity_check_finds_a_block_that_is_cached_as_something_else() ->
     cache = make_cache()
     request = make_request("a", 9)
     assert cache.admit(request)
-    cache.pool.cache(request.block_ids[0], b"something else")
+    cache.pool.cache([request.block_ids[0]], [b"something else"])
     with pytest.raises(AssertionError, match="holds what block"):
         cache.check_integrity([request])
 

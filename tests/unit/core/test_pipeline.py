@@ -232,7 +232,7 @@ def test_a_preempted_request_is_not_planned_again_while_its_token_is_in_flight()
     assert core.statistics().num_preemptions == 1
     assert core.schedule() is None
     assert core.statistics().num_running_requests == 1
-    settle(core, in_flight, 41, 51)
+    settle(core, in_flight, 51, 41)  # "r" decodes on, "z" is at its last token
     plan = plan_step(core)
     assert [row.token_ids for row in plan.new_rows] == [[0, 1, 50, 51]]
     settle(core, plan, 52)

@@ -228,7 +228,8 @@ def test_blocks_of_a_row_that_was_preempted_in_flight_are_not_cached_as_what_it_
 
 def test_undoing_a_resumption_does_not_go_back_into_blocks_that_are_shared() -> None:
     """Made by hand, as above: both lives' steps are undone."""
-    first, request = make_request("first", 9), make_request("a", 10)
+    # It comes to its last token at once, so that its counts are its own.
+    first, request = make_request("first", 9), make_request("a", 10, max_tokens=2)
     scheduler = make_scheduler(first, block_size=4)
     step = schedule(scheduler)
     scheduler.settle(step)
@@ -238,7 +239,7 @@ def test_undoing_a_resumption_does_not_go_back_into_blocks_that_are_shared() -> 
     steps = [schedule(scheduler, 1)]
     assert rows(steps[0]) == [("a", 8, 2, True)]
     scheduler.preempt_all()
-    steps[0].starts[0] = 0  # as if it had found nothing then
+    steps[0].starts = [0]  # as if it had found nothing then
     request.num_unsettled_tokens = 0
     steps.append(schedule(scheduler, 2))
     request.num_unsettled_tokens += 1

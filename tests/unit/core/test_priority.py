@@ -199,12 +199,26 @@ def test_a_prompt_that_outgrows_the_cache_alone_ends_by_its_length_and_holds_up_
 # Long prompts
 
 
+def test_of_two_rows_that_need_a_block_at_once_the_last_by_turn_goes_without() -> None:
+    low = make_prioritized("low", 2, 1)
+    scheduler = make_scheduler(low, num_blocks=10, policy="priority")
+    settle(schedule(scheduler))
+    scheduler.add(make_prioritized("high", 2, 0))  # joins the one that decodes already
+    for plan_id in range(1, 4):
+        step = schedule(scheduler, plan_id)
+        assert step.preempted == []
+        settle(step)
+    step = schedule(scheduler, 4)
+    assert (ids(step.preempted), ids(step.requests)) == (["low"], ["high"])
+    assert [slot for slot, _ in step.plan.new_block_ids] == list(step.plan.slots)
+
+
 def test_a_long_prompt_leaves_room_for_others_in_each_step() -> None:
     scheduler = make_scheduler(
         make_request("long", 20), make_request("short", 3), budget=8, long_prefill=4
     )
     assert rows(schedule(scheduler)) == [("long", 0, 4, False), ("short", 0, 3, True)]
-    assert rows(schedule(scheduler, 1)) == [("long", 4, 4, False), ("short", 3, 1, True)]
+    assert rows(schedule(scheduler, 1)) == [("short", None, 1, True), ("long", 4, 4, False)]
 
 
 def test_two_long_prompts_are_computed_side_by_side() -> None:
@@ -234,9 +248,12 @@ def test_a_replay_is_cut_as_a_prompt_is() -> None:
 def test_an_unchanged_batch_is_the_same_object_in_every_plan() -> None:
     scheduler = make_scheduler(make_request("a", 2), make_request("b", 3))
     settle(schedule(scheduler))
-    first, second = schedule(scheduler, 1).plan, schedule(scheduler, 2).plan
+    steps = [schedule(scheduler, 1), schedule(scheduler, 2)]
+    first, second = (step.plan for step in steps)
     assert first.slots is second.slots
     assert first.num_scheduled_tokens is second.num_scheduled_tokens
+    for step in steps:
+        settle(step)
     scheduler.add(make_request("c", 1))
     third = schedule(scheduler, 3).plan
     assert list(third.slots) == [*first.slots, 2]

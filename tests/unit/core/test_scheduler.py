@@ -80,7 +80,7 @@ def test_without_admission_new_requests_wait_and_running_ones_go_on() -> None:
     scheduler = make_scheduler(make_request("a", 2))
     settle(schedule(scheduler))
     scheduler.add(make_request("b", 2))
-    assert rows(schedule(scheduler, 1, admit=False)) == [("a", 2, 1, True)]
+    assert rows(schedule(scheduler, 1, admit=False)) == [("a", None, 1, True)]
     assert ids(scheduler.waiting) == ["b"]
     assert ids(schedule(scheduler, 2).resumed) == ["b"]
 
@@ -126,10 +126,11 @@ def test_the_next_step_runs_on_the_token_that_nobody_knows_yet() -> None:
     schedule(scheduler)
     assert request.num_unsettled_tokens == 1
     step = schedule(scheduler, 1)
-    assert rows(step) == [("a", 2, 1, True)]
-    assert request.num_unsettled_tokens == 2
+    assert rows(step) == [("a", None, 1, True)]
     assert not step.plan.new_rows
     assert step.plan.new_block_ids == [(request.slot, [request.block_ids[2]])]
+    scheduler.preempt_all()  # counts again what the decode batch does not count for each
+    assert request.num_unsettled_tokens == 2
 
 
 @pytest.mark.parametrize(
@@ -151,7 +152,7 @@ def test_no_row_is_wasted_beyond_a_limit_with_a_token_unsettled(
 def test_a_request_at_its_limit_holds_up_nobody_behind_it() -> None:
     scheduler = make_scheduler(make_request("a", 2, max_tokens=1), make_request("b", 2))
     schedule(scheduler)
-    assert rows(schedule(scheduler, 1)) == [("b", 2, 1, True)]
+    assert rows(schedule(scheduler, 1)) == [("b", None, 1, True)]
 
 
 # The end of a row
@@ -289,7 +290,7 @@ def test_a_preempted_request_is_not_resumed_before_its_token_has_settled() -> No
     scheduler = make_scheduler(z, r, num_blocks=7)
     settle(schedule(scheduler))
     in_flight = schedule(scheduler, 1)
-    assert ids(in_flight.requests) == ["z", "r"]
+    assert ids(in_flight.requests) == ["r", "z"]  # "r" decodes on, "z" is at its last token
     empty = schedule(scheduler, 2)
     assert (empty.requests, ids(empty.preempted)) == ([], ["r"])
     scheduler.add(make_request("behind", 1))
