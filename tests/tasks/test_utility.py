@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.tasks.call_parts import CallRig, open_calls
 from trio_engine.engine.step_loop import SHUTTING_DOWN
-from trio_engine.engine.utility import UtilityMethod
+from trio_engine.engine.utility import MAX_CALLS_IN_PROGRESS, UtilityMethod
 from trio_engine.errors import RequestError
 from trio_engine.outputs import FinishReason, UtilityOutput, UtilityResult
 from trio_engine.requests import PauseMode
@@ -149,6 +149,19 @@ async def test_a_pending_call_is_answered_when_the_engine_stops_and_not_when_it_
         assert calls.answers() == []
         calls.rig.loop.abort_all()
         assert calls.answers() == [UtilityOutput(call_id, failure_message=SHUTTING_DOWN)]
+
+
+async def test_calls_that_wait_are_not_without_number() -> None:
+    release = trio.Event()
+    async with open_calls(later=release.wait, now=lambda: 1) as calls:
+        for _ in range(MAX_CALLS_IN_PROGRESS):
+            calls.post("later")
+            await wait_all_tasks_blocked()  # the inbox has room for some lists only
+        assert await calls.failure("later") == "256 calls of this client wait already"
+        release.set()
+        await wait_all_tasks_blocked()
+        assert len(calls.answers()) == MAX_CALLS_IN_PROGRESS
+        assert await calls.value("now") == 1
 
 
 async def _let_it_end(calls: CallRig) -> None:

@@ -8,6 +8,7 @@ awaitable that it returns goes on as a task.
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 FAILURE_LENGTH = 4000
 """Characters of a reason: a handler's own may be a traceback, but not the value that it refuses."""
+
+MAX_CALLS_IN_PROGRESS = 256
+"""Of one client. A call that waits is a task and an answer to come, and neither counts as unsent
+output: without this bound a client that asks on and on would fill the memory."""
 
 UtilityHandler = Callable[..., Any]
 """Takes a call's arguments, returns the result or an awaitable of it."""
@@ -77,6 +82,7 @@ class UtilityCalls:
         self._loop = loop
         self._nursery = nursery
         self._encoder = OutputsEncoder()
+        self._num_in_progress: Counter[int] = Counter()  # by client
         handlers = {**built_in_methods(loop), **extra}
         self._methods = {name: UtilityMethod(name, handler) for name, handler in handlers.items()}
 
@@ -86,11 +92,14 @@ class UtilityCalls:
         try:
             if method is None:
                 raise RequestError("this engine has no such method")
+            if self._num_in_progress[call.client_index] >= MAX_CALLS_IN_PROGRESS:
+                raise RequestError(f"{MAX_CALLS_IN_PROGRESS} calls of this client wait already")
             result = method(call.args)
         except Exception as error:
             self._answer_failure(call, error)
             return
         if inspect.isawaitable(result):
+            self._num_in_progress[call.client_index] += 1
             self._nursery.start_soon(self._finish, call, result, name=f"utility {call.method}")
         else:
             self._answer(call, result)
@@ -105,6 +114,8 @@ class UtilityCalls:
             self._answer_failure(call, error)
         else:
             self._answer(call, result)
+        finally:
+            self._num_in_progress[call.client_index] -= 1
 
     def _answer(self, call: UtilityCall, result: Any) -> None:
         output = UtilityOutput(call.call_id, result=UtilityResult(None, result))

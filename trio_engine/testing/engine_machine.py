@@ -70,7 +70,10 @@ CALLS = st.sampled_from(
 MAX_HELD_UP = 4
 """Messages of a client that are on the way at once, so that a turn adds only so much."""
 
-TURN_BYTES = 8 * 1024
+MAX_UNANSWERED = 16
+"""Calls of a client that wait at once, as all may be answered in one turn."""
+
+TURN_BYTES = 12 * 1024
 """By how much an outbox may be over its limit: what one turn of the step loop adds at most."""
 
 MAX_MOVES = 2000
@@ -168,6 +171,8 @@ class EngineMachine(PromiseMachine):
         if not self.can_ask(client):
             return
         caller, (method, args) = self.clients[client], method_and_args
+        if caller.unanswered.total() >= MAX_UNANSWERED:
+            return
         if "abort" in args:
             excuse_aborts(self.promises.open_lives())
         call_id = self.do(partial(caller.call, method, args))
