@@ -163,7 +163,7 @@ class EngineMachine(PromiseMachine):
         self, client: int, method_and_args: tuple[str, list[Any]], num_times: int
     ) -> None:
         """The same utility call, one or several times."""
-        for _ in range(num_times):
+        for _ in range(min(num_times, MAX_UNANSWERED - self.clients[client].unanswered.total())):
             self.call(client, method_and_args)
 
     def call(self, client: int, method_and_args: tuple[str, list[Any]]) -> None:
@@ -171,8 +171,6 @@ class EngineMachine(PromiseMachine):
         if not self.can_ask(client):
             return
         caller, (method, args) = self.clients[client], method_and_args
-        if caller.unanswered.total() >= MAX_UNANSWERED:
-            return
         if "abort" in args:
             excuse_aborts(self.promises.open_lives())
         call_id = self.do(partial(caller.call, method, args))
