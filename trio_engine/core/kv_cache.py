@@ -18,7 +18,7 @@ from trio_engine.core.block_hash import BlockHasher
 from trio_engine.core.block_pool import BlockPool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from trio_engine.config import EngineConfig
     from trio_engine.core.plan import ExecutorProperties
@@ -93,6 +93,12 @@ class KVCacheManager:
         block_ids = self.pool.allocate(num_missing)
         request.block_ids.extend(block_ids)
         return block_ids
+
+    def add_block(self, requests: Sequence[Request]) -> None:
+        """Gives each request one block more; the caller has looked that there are enough."""
+        block_ids = self.pool.allocate(len(requests))
+        for request, block_id in zip(requests, block_ids, strict=True):
+            request.block_ids.append(block_id)
 
     def cache_blocks(self, request: Request, num_tokens: int) -> None:
         """Makes blocks findable whose tokens are among the first ``num_tokens`` of a request.

@@ -13,6 +13,7 @@ The scheduler owns ``slot``, the blocks and the counts of planned and unsettled 
 from __future__ import annotations
 
 from array import array
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from trio_engine.core.block_hash import root_hash
@@ -103,9 +104,9 @@ class Request:
         self.priority, self.arrival_time = source.priority, source.arrival_time
         self.trace_headers = source.trace_headers
         # Of the texts in each unsent entry of it: see ``outbox``.
-        self.unsent_text_bytes = len(source.request_id) + sum(
-            len(key) + len(value) for key, value in (source.trace_headers or {}).items()
-        )
+        self.unsent_text_bytes = len(source.request_id)
+        if source.trace_headers is not None:
+            self.unsent_text_bytes += sum(map(len, chain(*source.trace_headers.items())))
         self.asks_logprobs = params.num_logprobs is not None or params.prompt_logprobs is not None
 
         self.min_tokens = params.min_tokens
@@ -140,8 +141,7 @@ class Request:
         self.is_caught_up = False
         self.block_ids: list[int] = []
         # See ``kv_cache``. Hashes outlive the blocks: the tokens that they stand for stay.
-        self.num_cached_tokens = 0
-        self.num_findable_blocks = 0
+        self.num_cached_tokens = self.num_findable_blocks = 0
         self.root_hash = root_hash(source)
         self.block_hashes: list[bytes] = []
         # Collected until the next output entry takes them along.

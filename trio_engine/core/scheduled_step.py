@@ -6,7 +6,7 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
@@ -18,21 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
-class ComputedTokens(NamedTuple):
-    """What is computed of a request once the step has settled.
-
-    Attributes:
-        request: whose.
-        num_preemptions: that it had had when this was planned; if it has had more since, its
-            blocks are others'.
-        num_tokens: how many of its tokens, from the first.
-        samples: whether the step draws its next token.
-    """
-
-    request: Request
-    num_preemptions: int
-    num_tokens: int
-    samples: bool
+ComputedTokens: TypeAlias = tuple[Request, int, int, bool]
+"""What is computed of a request once the step has settled: whose, preemptions that it had had when
+this was planned (if it has had more since, its blocks are others'), how many of its tokens from the
+first, and whether the step draws its next one. A plain tuple, as many are made."""
 
 
 class ScheduledStep(msgspec.Struct, kw_only=True, eq=False):
@@ -119,16 +108,12 @@ class StepDraft:
     def append(self, request: Request, num_tokens: int, *, samples: bool) -> None:
         """Adds a row."""
         start = request.num_planned_tokens
-        self.note_computed(request, start + num_tokens, samples=samples)
+        self.computed.append((request, request.num_preemptions, start + num_tokens, samples))
         self._requests.append(request)
         self._starts.append(start)
         self._counts.append(num_tokens)
         self._samples.append(samples)
         self.budget -= num_tokens
-
-    def note_computed(self, request: Request, num_tokens: int, *, samples: bool) -> None:
-        """A row, of the decode batch or not, comes to a place where blocks may have got full."""
-        self.computed.append(ComputedTokens(request, request.num_preemptions, num_tokens, samples))
 
     def finish(self, decodes: DecodeRows) -> ScheduledStep:
         """The step, the rows of the decode batch first."""

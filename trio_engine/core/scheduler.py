@@ -304,44 +304,48 @@ class Scheduler:
 
     def _schedule_running(self, draft: StepDraft) -> None:
         decodes = self._decodes
-        due = []
-        for request in decodes.take_due():
-            if decodes.num_planned_tokens(request) < _last_plain_token(request):
-                due.append(request)
-            else:
-                decodes.leave(request)
+        self._look_at_due(draft)
         draft.budget -= len(decodes)
-        if len(decodes) < len(self.running):
-            due += [request for request in self.running if request.decode_offset is None]
-        due.sort(key=_TURN)  # then victims are behind, never among those that were passed
-        for request in due:
-            if request.decode_offset is not None:
-                self._extend(draft, request)
-            elif request.status is RequestStatus.RUNNING:
+        if len(decodes) == len(self.running):
+            return
+        # Victims are behind, never among those that were passed.
+        for request in [request for request in self.running if request.decode_offset is None]:
+            if request.status is RequestStatus.RUNNING:
                 self._plan_row(draft, request)
 
-    def _extend(self, draft: StepDraft, request: Request) -> None:
-        """Gives a row of the decode batch a block more."""
-        end = self._decodes.num_planned_tokens(request) + 1
-        new_block_ids = self._grow(draft, request, end)
-        if new_block_ids is None:
-            return
-        draft.note_computed(request, end, samples=True)
-        draft.plan.new_block_ids.append((request.slot, new_block_ids))
-        self._decodes.extend(request, self._num_plain_tokens(request))
+    def _look_at_due(self, draft: StepDraft) -> None:
+        """Members of the decode batch get a block more, or leave it and are planned as others."""
+        decodes = self._decodes
+        due = decodes.take_due()
+        # Nobody who runs needs more than one. If any could go without, all take their turns.
+        num_wanted = len(due) + len(self.running) - len(decodes)
+        has_room = num_wanted <= self.kv_cache.pool.num_free_blocks
+        growing: list[Request] = []
+        for request in due:
+            if has_room and decodes.num_planned_tokens(request) < _last_plain_token(request):
+                growing.append(request)
+            else:
+                decodes.leave(request)
+        self.kv_cache.add_block(growing)
+        for request in growing:
+            num_tokens = decodes.num_planned_tokens(request) + 1
+            draft.computed.append((request, request.num_preemptions, num_tokens, True))
+            draft.plan.new_block_ids.append((request.slot, request.block_ids[-1:]))
+            decodes.extend(request, self._num_plain_tokens(request))
 
     def _plan_row(self, draft: StepDraft, request: Request) -> None:
         """Plans what a running request may compute, if anything, unless it is preempted."""
         num_tokens = self._num_tokens(draft, request)
         if num_tokens == 0:
             return
-        new_block_ids = self._grow(draft, request, request.num_planned_tokens + num_tokens)
+        new_block_ids = self._grow(draft, request, num_tokens)
         if new_block_ids is not None:
             self._append_row(draft, request, num_tokens, new_block_ids)
 
     def _grow(self, draft: StepDraft, request: Request, num_tokens: int) -> list[int] | None:
-        """Room for so many tokens, at the cost of the last; None if that is the request."""
-        while (new_block_ids := self.kv_cache.grow(request, num_tokens)) is None:
+        """Room for more tokens, at the cost of the last; None if that is the request."""
+        target = request.num_planned_tokens + num_tokens
+        while (new_block_ids := self.kv_cache.grow(request, target)) is None:
             victim = self._preempt_last()
             draft.preempted.append(victim)
             if victim is request:
@@ -361,7 +365,10 @@ class Scheduler:
             self._queue_of(request).remove(request)
             request.advance(RequestEvent.SCHEDULE)
             request.slot = self._free_slots.pop()
-            insort(self.running, request, key=_TURN)
+            if self.running and request.turn < self.running[-1].turn:
+                insort(self.running, request, key=_TURN)
+            else:
+                self.running.append(request)  # first come, first served, it always is the last
             self._adapters.take(request)
             draft.resumed.append(request)
             self._append_row(draft, request, self._num_tokens(draft, request), [])

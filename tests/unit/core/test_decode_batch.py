@@ -65,6 +65,17 @@ def test_who_comes_to_its_last_token_is_planned_outside_of_the_batch() -> None:
     assert members == [([], ["a", "b"]), (["a", "b"], ["a", "b"]), (["b"], ["b", "a"])]
 
 
+def test_who_loses_its_slot_in_a_plan_gets_no_block_in_it() -> None:
+    """One block is left when "a", by its last token no member any more, and "b" need one each."""
+    a, b = make_request("a", 2, max_tokens=4), make_request("b", 2)
+    scheduler = make_scheduler(a, b, num_blocks=9)
+    for plan_id in range(3):
+        settle_tokens(schedule(scheduler, plan_id))
+    step = schedule(scheduler, 3)
+    assert (ids(step.requests), ids(step.preempted)) == (["a"], ["b"])
+    assert step.plan.new_block_ids == [(a.slot, a.block_ids[-1:])]
+
+
 def test_nobody_joins_where_a_step_could_not_have_a_token_of_each() -> None:
     scheduler = make_scheduler(make_request("a", 2), make_request("b", 2), budget=7)
     settle_tokens(schedule(scheduler))
