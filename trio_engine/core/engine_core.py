@@ -8,13 +8,11 @@ table, the scheduler and the outboxes must change together, and do so nowhere el
 from __future__ import annotations
 
 import logging
-from itertools import chain
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from trio_engine.core.admission import Admission
 from trio_engine.core.kv_cache import effective_max_model_len
-from trio_engine.core.lifecycle import RequestEvent, RequestStatus
-from trio_engine.core.logprobs import put_details
+from trio_engine.core.lifecycle import RequestEvent
 from trio_engine.core.metrics import RequestMetrics
 from trio_engine.core.outbox import Outbox
 from trio_engine.core.pause import PauseState
@@ -24,7 +22,8 @@ from trio_engine.core.scheduler import Scheduler
 from trio_engine.core.statistics import count_core
 from trio_engine.core.steps_in_flight import StepsInFlight
 from trio_engine.core.stop import check_stop
-from trio_engine.errors import OverloadedError, RequestError, RequestStepError, StepError, brief
+from trio_engine.core.token_delivery import TokenDelivery
+from trio_engine.errors import OverloadedError, RequestError, RequestStepError, brief
 from trio_engine.outputs import FinishReason
 from trio_engine.requests import PauseMode
 
@@ -32,15 +31,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Set
 
     from trio_engine.config import EngineConfig
-    from trio_engine.core.decode_batch import DecodeRows
     from trio_engine.core.plan import ExecutorProperties, RowGrammar, StepPlan, StepResult
-    from trio_engine.core.scheduled_step import ScheduledStep
     from trio_engine.core.statistics import EngineCoreStatistics
     from trio_engine.requests import EngineCoreRequest, SleepTag
 
 logger = logging.getLogger(__name__)
-
-_FINISHED = RequestStatus.FINISHED
 
 
 class EngineCore:
@@ -75,7 +70,6 @@ class EngineCore:
             Outbox(index, engine_index, limit_bytes=config.outbox_limit_bytes)
             for index in range(num_clients)
         ]
-        self._vocab_size = properties.vocab_size
         self._admission = Admission(
             vocab_size=properties.vocab_size,
             max_model_len=self.max_model_len,
@@ -87,6 +81,9 @@ class EngineCore:
             clock, enabled=config.log_stats, caches_prefixes=config.enable_prefix_caching
         )
         self._scheduler = Scheduler.from_config(config, properties)
+        self._delivery = TokenDelivery(
+            self.outboxes, vocab_size=properties.vocab_size, end_if_due=self._end_if_due
+        )
         self._requests: dict[tuple[int, str], Request] = {}
         self._steps = StepsInFlight()
         self._num_steps = 0
@@ -214,14 +211,9 @@ class EngineCore:
         if result.grammar_ends:
             for request, why in step.grammar_failures(result.grammar_ends):
                 self._fail_grammar(request, why)
-        num_plain = 0 if result.num_nans_in_logits else len(step.decodes.plain)
-        departed = self._settle_plain(step.decodes, result) if num_plain else []
-        # Of the clients that get something, the first is told the gauges; if none does, client 0.
-        told = step.decodes.client_indices[: num_plain - len(departed)]
-        if departed or num_plain < len(step.requests):
-            others = chain(departed, range(num_plain, len(step.requests)))
-            told = (*told, *self._settle_rows(step, others, result))
+        told = self._delivery.deliver(step, result, self._scheduler.num_departures)
         self._end_overflowing_clients()
+        # Of the clients that get something, the first is told the gauges; if none does, client 0.
         self._put_stats(self.outboxes[min(told, default=0)])
 
     def fail(self, plan_id: int, error: RequestStepError) -> None:
@@ -367,75 +359,7 @@ class EngineCore:
             request.request_id, reason, why, is_pooling=request.pooling_params is not None
         )
 
-    def _settle_plain(self, decodes: DecodeRows, result: StepResult) -> list[int]:
-        """Gives decoding rows that have nothing else to tell their tokens.
-
-        As many rows as there can be are here, so nothing is done for each that need not be. Their
-        lengths end none of them: see ``DecodeBatch``.
-
-        Returns:
-            Places of those that have left the batch since: of these nothing is done.
-        """
-        requests, departed = decodes.plain, []
-        token_ids = result.token_ids[: len(requests)]
-        if self._scheduler.num_departures != decodes.num_departures:
-            departed = [i for i, request in enumerate(requests) if request.decode_offset is None]
-            here = [i for i, request in enumerate(requests) if request.decode_offset is not None]
-            requests, token_ids = [requests[i] for i in here], [token_ids[i] for i in here]
-        if not token_ids:
-            return departed
-        lowest, highest = min(token_ids), max(token_ids)
-        if lowest < 0 or highest >= self._vocab_size:
-            worst = lowest if lowest < 0 else highest
-            self._refuse_token(requests[token_ids.index(worst)], worst, result)
-        for request, token_id in zip(requests, token_ids, strict=True):
-            request.token_ids.append(token_id)
-        if len(decodes.client_indices) == 1:
-            self.outboxes[decodes.client_indices[0]].append_tokens(requests, token_ids)
-        else:
-            for request, token_id in zip(requests, token_ids, strict=True):
-                self.outboxes[request.client_index].append_token(request, token_id)
-        if not decodes.watched_token_ids.isdisjoint(token_ids):
-            for request, token_id in zip(requests, token_ids, strict=True):
-                if token_id in request.watched_token_ids:
-                    self._stop_if_due(request, token_id)
-        return departed
-
-    def _settle_rows(
-        self, step: ScheduledStep, indices: Iterable[int], result: StepResult
-    ) -> set[int]:
-        """Gives rows of any kind their tokens, and returns whose clients are told something."""
-        told = set()
-        for index in indices:
-            request = step.requests[index]
-            # A request that has ended since gets nothing; under its id another may live (rule 2).
-            if step.samples[index] and request.status is not _FINISHED:
-                told.add(request.client_index)
-                self._settle_row(request, step.plan.slots[index], result.token_ids[index], result)
-        return told
-
-    def _settle_row(self, request: Request, slot: int, token_id: int, result: StepResult) -> None:
-        if not 0 <= token_id < self._vocab_size:
-            self._refuse_token(request, token_id, result)
-        outbox = self.outboxes[request.client_index]
-        if request.asks_logprobs or result.num_nans_in_logits:
-            put_details(outbox, request, slot, result, self._vocab_size)
-        if request.decode_offset is None:  # else it is counted by the decode batch
-            request.num_unsettled_tokens -= 1
-        request.token_ids.append(token_id)
-        outbox.append_token(request, token_id)
-        grammar_ended = result.grammar_ends is not None and slot in result.grammar_ends
-        if (
-            token_id in request.watched_token_ids
-            or len(request.token_ids) >= request.watched_length
-            or grammar_ended
-        ):
-            self._stop_if_due(request, token_id, grammar_ended=grammar_ended)
-
-    def _refuse_token(self, request: Request, token_id: int, result: StepResult) -> NoReturn:
-        raise StepError(f"plan {result.plan_id} gave token {token_id} for {request!r}")
-
-    def _stop_if_due(self, request: Request, token_id: int, *, grammar_ended: bool = False) -> None:
+    def _end_if_due(self, request: Request, token_id: int, *, grammar_ended: bool = False) -> None:
         decision = check_stop(request, token_id, grammar_ended=grammar_ended)
         if decision is not None:
             self._end(request, RequestEvent.STOP)
