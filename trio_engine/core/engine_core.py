@@ -163,7 +163,7 @@ class EngineCore:
     @property
     def pending_grammars(self) -> PendingGrammars:
         """Requests that wait for ``put_grammar``."""
-        return self._scheduler.pending_grammars
+        return self._scheduler.waiting.pending_grammars
 
     def put_grammar(self, request: Request, grammar: RowGrammar | str) -> None:
         """A request's grammar is compiled, or why it is not; then it ends with ERROR.
@@ -175,7 +175,7 @@ class EngineCore:
         if isinstance(grammar, str):
             self._fail_grammar(request, grammar)
         else:
-            self._scheduler.put_grammar(request, grammar)
+            self._scheduler.waiting.put_grammar(request, grammar)
         self._stats_are_stale = True
 
     # The pipeline
@@ -350,7 +350,7 @@ class EngineCore:
             self.outboxes[request.client_index].drop(request)
             return
         self._requests[request.key] = request
-        self._scheduler.add(request)
+        self._scheduler.waiting.add(request)
         self._metrics.note_queued(request)
         self._stats_are_stale = True
 

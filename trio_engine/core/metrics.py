@@ -77,8 +77,8 @@ class RequestMetrics:
         untold, self._untold = self._untold, PrefixCacheStats()
         return SchedulerStats(
             num_running_reqs=len(scheduler.running),
-            num_waiting_reqs=scheduler.num_queued,
-            num_skipped_waiting_reqs=scheduler.num_held_up,
+            num_waiting_reqs=scheduler.waiting.num_queued,
+            num_skipped_waiting_reqs=scheduler.waiting.num_held_up,
             kv_cache_usage=scheduler.kv_cache.usage,
             prefix_cache_stats=untold,
         )

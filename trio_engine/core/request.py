@@ -7,7 +7,7 @@ Pure. Counts of tokens, for a request with an unsettled token (sampled, not know
     num_planned_tokens   the leading tokens whose KV is computed once all plans in flight ran
 
 The scheduler owns ``slot``, the blocks and the counts of planned and unsettled tokens;
-``EngineCore.update`` alone appends tokens.
+``TokenDelivery`` alone appends tokens.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from bisect import insort
-from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -18,17 +17,16 @@ from trio_engine.core.adapter_places import AdapterPlaces
 from trio_engine.core.decode_batch import DecodeBatch
 from trio_engine.core.kv_cache import KVCacheManager
 from trio_engine.core.lifecycle import RequestEvent, RequestStatus
-from trio_engine.core.pending_grammars import PendingGrammars
 from trio_engine.core.plan import StepPlan
 from trio_engine.core.request import NO_SLOT, Request
-from trio_engine.core.request_queue import RequestQueue
 from trio_engine.core.scheduled_step import ScheduledStep, StepDraft, make_row
+from trio_engine.core.waiting_requests import WaitingRequests
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence, Set
 
     from trio_engine.config import EngineConfig, SchedulingPolicy
-    from trio_engine.core.plan import ExecutorProperties, RowGrammar
+    from trio_engine.core.plan import ExecutorProperties
 
 _TURN = attrgetter("turn")
 
@@ -46,7 +44,8 @@ class Scheduler:
         max_loras: adapters that running requests may use at once.
 
     Attributes:
-        pending_grammars: requests that cannot run before their grammar is compiled.
+        waiting: requests without a slot; a new one is added there.
+        running: those with one, by turn: the last is the first to be preempted.
 
     Counterpart: ``vllm/v1/core/sched/scheduler.py``. There, under ``priority``, running requests
     get the step's tokens in the order of their admission, here by turn.
@@ -65,16 +64,8 @@ class Scheduler:
         self.kv_cache = kv_cache
         self.max_num_batched_tokens = max_num_batched_tokens
         self._max_tokens_per_row = long_prefill_token_threshold or sys.maxsize
-        self._has_priorities = policy == "priority"
-        self._num_added = 0
-        # Those that have never run, and those that have: these may go on while no new one starts.
-        self._fresh = RequestQueue()
-        self._preempted = RequestQueue()
-        self.pending_grammars = PendingGrammars()
-        # Those whose turn came while all places for adapters were taken: others go before them.
-        self._held_up: dict[Request, None] = {}
+        self.waiting = WaitingRequests(policy)
         self._adapters = AdapterPlaces(max_loras)
-        # Ordered by turn: the last is the first to be preempted.
         self.running: list[Request] = []
         # Of these, those that go on decoding. None, if a step could not have a token of each.
         self._decodes = DecodeBatch()
@@ -112,16 +103,6 @@ class Scheduler:
         return len(self._free_slots)
 
     @property
-    def num_waiting(self) -> int:
-        """Requests without a slot, preempted ones included."""
-        return self.num_queued + self.num_held_up
-
-    @property
-    def num_queued(self) -> int:
-        """Of these, those that wait for nothing but their turn."""
-        return len(self._fresh) + len(self._preempted)
-
-    @property
     def lora_ids(self) -> Set[int]:
         """Adapters that running requests use."""
         return self._adapters.lora_ids
@@ -132,45 +113,15 @@ class Scheduler:
         return self._decodes.num_departures
 
     @property
-    def num_held_up(self) -> int:
-        """Requests that wait for their grammar, or for a place for their adapter."""
-        return len(self.pending_grammars) + len(self._held_up)
-
-    @property
-    def waiting(self) -> list[Request]:
-        """Requests without a slot, by turn. Sorts them: for checks, not for steps."""
-        queues = (self._fresh, self._preempted, self._held_up, self.pending_grammars)
-        return sorted(chain(*queues), key=_TURN)
-
-    @property
     def has_runnable_requests(self) -> bool:
         """Whether any request could be in a step, if there is room for it."""
-        return bool(self.running or self._fresh or self._preempted)
+        return bool(self.running) or self.waiting.any_queued
 
     @property
     def has_started_requests(self) -> bool:
         """Whether any request here has started, preempted ones included."""
         # Whoever waits for a place for its adapter waits for one that runs.
-        return bool(self.running or self._preempted)
-
-    def add(self, request: Request) -> None:
-        """Puts a new request into the queue."""
-        self._num_added += 1
-        if self._has_priorities:
-            request.turn = (request.priority, request.arrival_time, self._num_added)
-        else:
-            request.turn = (0, 0.0, self._num_added)
-        if request.status is RequestStatus.WAITING_FOR_GRAMMAR:
-            self.pending_grammars.add(request)
-        else:
-            self._fresh.add(request)
-
-    def put_grammar(self, request: Request, grammar: RowGrammar) -> None:
-        """A request has its grammar and may run; its turn is that of its coming."""
-        self.pending_grammars.remove(request)
-        request.grammar = grammar
-        request.advance(RequestEvent.COMPILED)
-        self._fresh.add(request)
+        return bool(self.running) or self.waiting.any_preempted
 
     def remove(self, request: Request) -> None:
         """Forgets a request that ends, wherever it is; its slot and blocks are free at once."""
@@ -178,12 +129,8 @@ class Scheduler:
             self.running.remove(request)
             self._decodes.leave(request)
             self._release(request)
-        elif request in self._held_up:
-            del self._held_up[request]
-        elif request in self.pending_grammars:
-            self.pending_grammars.end(request)
         else:
-            self._queue_of(request).remove(request)
+            self.waiting.end(request)
 
     def schedule(self, plan_id: int, *, admit: bool) -> ScheduledStep:
         """Plans the next step.
@@ -264,7 +211,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless queues, slots and blocks agree."""
-        waiting = self.waiting
+        waiting = list(self.waiting)
         assert not set(self.running) & set(waiting), "a request is in two queues"
         assert self.running == sorted(self.running, key=_TURN), "running requests are out of turn"
         slots = [request.slot for request in self.running]
@@ -274,12 +221,7 @@ class Scheduler:
             assert request.status is RequestStatus.RUNNING, f"{request} in running"
         self._adapters.check_integrity(self.running)
         self._decodes.check_integrity([*self.running, *waiting])
-        for request in waiting:
-            is_pending = request.status is RequestStatus.WAITING_FOR_GRAMMAR
-            assert is_pending == (request in self.pending_grammars), f"{request} in waiting"
-            assert request.status is not RequestStatus.RUNNING, f"{request} in waiting"
-            assert not request.block_ids, f"{request} waits with blocks"
-            assert request.slot == NO_SLOT, f"{request} waits with a slot"
+        self.waiting.check_integrity()
         self.kv_cache.check_integrity(self.running)
 
     # Inside
@@ -287,7 +229,7 @@ class Scheduler:
     @property
     def _only_decodes(self) -> bool:
         """Whether the next plan is the decode batch, of which nobody must be looked at."""
-        nobody_starts = not (self._free_slots and (self._fresh or self._preempted))
+        nobody_starts = not (self._free_slots and self.waiting.any_queued)
         return nobody_starts and self._decodes.are_all(len(self.running))
 
     def _draft(self, plan: StepPlan, *, admit: bool) -> ScheduledStep:
@@ -362,7 +304,7 @@ class Scheduler:
             # half-computed prompts must not take each other's room.
             if not self.kv_cache.admit(request):
                 break
-            self._queue_of(request).remove(request)
+            self.waiting.take(request)
             request.advance(RequestEvent.SCHEDULE)
             request.slot = self._free_slots.pop()
             if self.running and request.turn < self.running[-1].turn:
@@ -376,21 +318,10 @@ class Scheduler:
     def _next_waiting(self, *, admit: bool) -> Request | None:
         """Whose turn it is; who has no place for its adapter is put aside on the way."""
         while True:
-            request = self._peek_waiting(admit=admit)
+            request = self.waiting.peek(admit=admit)
             if request is None or self._adapters.has_place(request):
                 return request
-            self._queue_of(request).remove(request)
-            self._held_up[request] = None
-
-    def _peek_waiting(self, *, admit: bool) -> Request | None:
-        preempted = self._preempted.peek()
-        fresh = self._fresh.peek() if admit else None
-        if fresh is None or (preempted is not None and preempted.turn < fresh.turn):
-            return preempted
-        return fresh
-
-    def _queue_of(self, request: Request) -> RequestQueue:
-        return self._fresh if request.status is RequestStatus.WAITING else self._preempted
+            self.waiting.hold_up(request)
 
     def _num_tokens(self, draft: StepDraft, request: Request) -> int:
         return min(request.num_tokens_to_plan, self._max_tokens_per_row, draft.budget)
@@ -433,7 +364,7 @@ class Scheduler:
         self._release(request)
         request.num_planned_tokens = 0
         request.num_preemptions += 1
-        self._preempted.add(request)
+        self.waiting.add_preempted(request)
         return request
 
     def _release(self, request: Request) -> None:
@@ -441,9 +372,7 @@ class Scheduler:
             self.kv_cache.cache_blocks(request, len(request.token_ids) - 1)
         self.kv_cache.free(request)
         if self._adapters.free(request):
-            held_up, self._held_up = self._held_up, {}
-            for waiting in held_up:
-                self._queue_of(waiting).add(waiting)
+            self.waiting.release_held_up()
         self._free_slots.append(request.slot)
         if request.is_resident:
             self._finished_slots.append(request.slot)

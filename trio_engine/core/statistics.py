@@ -102,7 +102,7 @@ def count_core(
     pool = scheduler.kv_cache.pool
     return EngineCoreStatistics(
         num_running_requests=len(scheduler.running),
-        num_waiting_requests=scheduler.num_waiting,
+        num_waiting_requests=len(scheduler.waiting),
         num_free_blocks=pool.num_free_blocks,
         num_cached_blocks=pool.num_cached_blocks,
         num_blocks=pool.num_blocks,

@@ -36,7 +36,7 @@ def make_scheduler(
         max_loras=max_loras,
     )
     for request in requests:
-        scheduler.add(request)
+        scheduler.waiting.add(request)
     return scheduler
 
 

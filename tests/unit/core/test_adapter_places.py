@@ -29,7 +29,7 @@ def test_others_go_before_a_request_without_a_place_for_its_adapter() -> None:
     assert ids(step.requests) == ["one", "one again", "base"]
     assert [row.lora_id for row in step.plan.new_rows] == [1, 1, 0]
     assert ids(scheduler.waiting) == ["two"]
-    assert scheduler.num_held_up == 1
+    assert scheduler.waiting.num_held_up == 1
     settle(step)
     end(scheduler, requests[0])
     step = schedule(scheduler)
@@ -38,7 +38,7 @@ def test_others_go_before_a_request_without_a_place_for_its_adapter() -> None:
     end(scheduler, requests[2])
     step = schedule(scheduler)
     assert ids(step.resumed) == ["two"]
-    assert scheduler.num_held_up == 0
+    assert scheduler.waiting.num_held_up == 0
 
 
 def test_whoever_was_held_up_keeps_its_turn() -> None:
@@ -54,7 +54,7 @@ def test_a_request_that_is_held_up_can_end() -> None:
     scheduler = make_scheduler(*requests, max_num_seqs=4, max_loras=1)
     settle(schedule(scheduler))
     end(scheduler, requests[1])
-    assert scheduler.num_waiting == 0
+    assert len(scheduler.waiting) == 0
     end(scheduler, requests[0])
     scheduler.check_integrity()
 

@@ -235,7 +235,7 @@ def test_undoing_a_resumption_does_not_go_back_into_blocks_that_are_shared() -> 
     scheduler.settle(step)
     settle_tokens(step)
     end(scheduler, first)
-    scheduler.add(request)
+    scheduler.waiting.add(request)
     steps = [schedule(scheduler, 1)]
     assert rows(steps[0]) == [("a", 8, 2, True)]
     scheduler.preempt_all()

@@ -71,9 +71,9 @@ def test_whom_there_is_no_room_for_nobody_overtakes_but_one_of_higher_priority()
         make_prioritized("a", 5), make_prioritized("big", 6), num_blocks=10, policy="priority"
     )
     settle(schedule(scheduler))
-    scheduler.add(make_prioritized("small", 1))
+    scheduler.waiting.add(make_prioritized("small", 1))
     assert ids(schedule(scheduler, 1).requests) == ["a"]
-    scheduler.add(make_prioritized("urgent", 1, -1))
+    scheduler.waiting.add(make_prioritized("urgent", 1, -1))
     assert ids(schedule(scheduler, 2).resumed) == ["urgent"]
     assert ids(scheduler.waiting) == ["big", "small"]
 
@@ -81,14 +81,14 @@ def test_whom_there_is_no_room_for_nobody_overtakes_but_one_of_higher_priority()
 def test_a_running_request_is_not_preempted_for_a_slot() -> None:
     scheduler = make_scheduler(make_prioritized("a", 1, 9), max_num_seqs=1, policy="priority")
     settle(schedule(scheduler))
-    scheduler.add(make_prioritized("urgent", 1, -9))
+    scheduler.waiting.add(make_prioritized("urgent", 1, -9))
     assert ids(schedule(scheduler, 1).requests) == ["a"]
 
 
 def test_the_budget_goes_to_running_requests_by_turn() -> None:
     scheduler = make_scheduler(make_prioritized("low", 9, 1), budget=4, policy="priority")
     schedule(scheduler)
-    scheduler.add(make_prioritized("high", 3, 0))
+    scheduler.waiting.add(make_prioritized("high", 3, 0))
     # The one that runs already has the first word in the step in which the other one starts.
     assert rows(schedule(scheduler, 1)) == [("low", 4, 4, False)]
     scheduler.max_num_batched_tokens = 5
@@ -123,7 +123,7 @@ def test_a_newcomer_of_higher_priority_goes_before_a_preempted_request() -> None
     scheduler = make_scheduler(low, high, num_blocks=5, policy="priority")
     settle(schedule(scheduler))
     assert ids(schedule(scheduler, 1).preempted) == ["low"]
-    scheduler.add(make_prioritized("middle", 2, 0, arrival_time=1.0))
+    scheduler.waiting.add(make_prioritized("middle", 2, 0, arrival_time=1.0))
     end(scheduler, high)
     low.num_unsettled_tokens = 0
     assert ids(schedule(scheduler, 2).resumed) == ["middle", "low"]
@@ -203,7 +203,7 @@ def test_of_two_rows_that_need_a_block_at_once_the_last_by_turn_goes_without() -
     low = make_prioritized("low", 2, 1)
     scheduler = make_scheduler(low, num_blocks=10, policy="priority")
     settle(schedule(scheduler))
-    scheduler.add(make_prioritized("high", 2, 0))  # joins the one that decodes already
+    scheduler.waiting.add(make_prioritized("high", 2, 0))  # joins the one that decodes already
     for plan_id in range(1, 4):
         step = schedule(scheduler, plan_id)
         assert step.preempted == []
@@ -254,7 +254,7 @@ def test_an_unchanged_batch_is_the_same_object_in_every_plan() -> None:
     assert first.num_scheduled_tokens is second.num_scheduled_tokens
     for step in steps:
         settle(step)
-    scheduler.add(make_request("c", 1))
+    scheduler.waiting.add(make_request("c", 1))
     third = schedule(scheduler, 3).plan
     assert list(third.slots) == [*first.slots, 2]
     assert list(first.slots) == [0, 1]  # a plan that was handed over does not change
@@ -273,4 +273,4 @@ def test_thousands_come_and_go_while_a_step_is_planned_in_the_order_of_the_rest(
     staying = [request for n, request in enumerate(requests) if n not in leaving]
     expected = sorted(staying, key=lambda r: (r.priority, r.arrival_time))
     assert schedule(scheduler).requests == expected[:4]
-    assert scheduler.num_waiting == len(expected) - 4
+    assert len(scheduler.waiting) == len(expected) - 4

@@ -39,7 +39,7 @@ def test_a_reset_is_kept_for_a_plan_that_has_rows() -> None:
     scheduler.roll_back([schedule(scheduler)])
     end(scheduler, request)
     assert not schedule(scheduler, 1).plan.reset
-    scheduler.add(make_request("b", 1))
+    scheduler.waiting.add(make_request("b", 1))
     assert schedule(scheduler, 1).plan.reset
 
 

@@ -79,7 +79,7 @@ def test_a_prompt_that_finds_no_room_waits_and_nobody_overtakes_it() -> None:
 def test_without_admission_new_requests_wait_and_running_ones_go_on() -> None:
     scheduler = make_scheduler(make_request("a", 2))
     settle(schedule(scheduler))
-    scheduler.add(make_request("b", 2))
+    scheduler.waiting.add(make_request("b", 2))
     assert rows(schedule(scheduler, 1, admit=False)) == [("a", None, 1, True)]
     assert ids(scheduler.waiting) == ["b"]
     assert ids(schedule(scheduler, 2).resumed) == ["b"]
@@ -103,8 +103,8 @@ def test_a_long_prompt_is_computed_in_chunks_and_samples_with_its_last_token_onl
 def test_running_requests_come_before_waiting_ones_in_the_budget() -> None:
     scheduler = make_scheduler(make_request("a", 2), budget=4)
     settle(schedule(scheduler))
-    scheduler.add(make_request("b", 10))
-    scheduler.add(make_request("c", 1))
+    scheduler.waiting.add(make_request("b", 10))
+    scheduler.waiting.add(make_request("c", 1))
     step = schedule(scheduler, 1)
     assert rows(step) == [("a", 2, 1, True), ("b", 0, 3, False)]
     assert step.plan.num_tokens == 4
@@ -166,7 +166,7 @@ def test_a_freed_slot_is_told_by_the_next_plan_and_may_be_set_up_in_it() -> None
     end(scheduler, gone)
     assert gone.slot == NO_SLOT
     newcomer = make_request("new", 1)
-    scheduler.add(newcomer)
+    scheduler.waiting.add(newcomer)
     step = schedule(scheduler, 1)
     assert step.plan.finished_slots == [slot]
     assert [row.slot for row in step.plan.new_rows] == [slot] == [newcomer.slot]
@@ -180,7 +180,7 @@ def test_a_freed_slot_waits_for_a_plan_that_has_rows() -> None:
     slot = request.slot
     end(scheduler, request)
     assert schedule(scheduler, 1).plan.finished_slots == []
-    scheduler.add(make_request("b", 1))
+    scheduler.waiting.add(make_request("b", 1))
     assert schedule(scheduler, 1).plan.finished_slots == [slot]
 
 
@@ -197,7 +197,7 @@ def test_the_youngest_running_request_is_preempted_and_stands_first_in_the_queue
     a, b, c = (make_request(name, 2) for name in "abc")
     scheduler = make_scheduler(a, b, c, num_blocks=6)
     settle(schedule(scheduler))
-    scheduler.add(make_request("d", 1))
+    scheduler.waiting.add(make_request("d", 1))
     slot = c.slot
     step = schedule(scheduler, 1)
     assert ids(step.requests) == ["a", "b"]
@@ -234,7 +234,7 @@ def test_a_step_that_preempts_admits_nobody() -> None:
     a, b = make_request("a", 3), make_request("b", 3)
     scheduler = make_scheduler(a, b, num_blocks=6)
     settle(schedule(scheduler))
-    scheduler.add(make_request("tiny", 1))
+    scheduler.waiting.add(make_request("tiny", 1))
     step = schedule(scheduler, 1)
     assert ids(step.requests) == ["a"]
     assert not step.resumed
@@ -273,7 +273,7 @@ def test_a_preempted_request_resumes_though_new_ones_may_not_start() -> None:
     scheduler = make_scheduler(a, b, num_blocks=6)
     settle(schedule(scheduler))
     settle(schedule(scheduler, 1))
-    scheduler.add(make_request("new", 1))
+    scheduler.waiting.add(make_request("new", 1))
     end(scheduler, a)
     step = schedule(scheduler, 2, admit=False)
     assert ids(step.resumed) == ["b"]
@@ -293,7 +293,7 @@ def test_a_preempted_request_is_not_resumed_before_its_token_has_settled() -> No
     assert ids(in_flight.requests) == ["r", "z"]  # "r" decodes on, "z" is at its last token
     empty = schedule(scheduler, 2)
     assert (empty.requests, ids(empty.preempted)) == ([], ["r"])
-    scheduler.add(make_request("behind", 1))
+    scheduler.waiting.add(make_request("behind", 1))
     assert not schedule(scheduler, 2).requests
     settle(in_flight, 77)
     end(scheduler, z)
@@ -319,7 +319,7 @@ def test_preempt_all_keeps_tokens_and_order_and_frees_everything() -> None:
     a, b = make_request("a", 2), make_request("b", 2)
     scheduler = make_scheduler(a, b)
     settle(schedule(scheduler))
-    scheduler.add(make_request("c", 1))
+    scheduler.waiting.add(make_request("c", 1))
     assert ids(scheduler.preempt_all()) == ["a", "b"]
     scheduler.check_integrity()
     assert ids(scheduler.waiting) == ["a", "b", "c"]
@@ -342,7 +342,7 @@ def test_the_integrity_check_finds_a_request_in_two_queues() -> None:
     request = make_request("a", 1)
     scheduler = make_scheduler(request)
     schedule(scheduler)
-    scheduler._preempted.add(request)
+    scheduler.waiting.add_preempted(request)
     with pytest.raises(AssertionError, match="two queues"):
         scheduler.check_integrity()
 
