@@ -158,6 +158,7 @@ async def test_calls_that_wait_are_not_without_number() -> None:
             calls.post("later")
             await wait_all_tasks_blocked()  # the inbox has room for some lists only
         assert await calls.failure("later") == "256 calls of this client wait already"
+        assert await calls.value("now") == 1  # does not wait
         release.set()
         await wait_all_tasks_blocked()
         assert len(calls.answers()) == MAX_CALLS_IN_PROGRESS

@@ -27,7 +27,7 @@ class DecodeRows(msgspec.Struct, frozen=True, eq=False):
         counts: 1 each.
         samples: True each.
         watched_token_ids: all that may end one of the plain ones.
-        client_indices: of the plain ones, lowest first.
+        client_indices: of the plain ones.
         num_departures: of the batch at that time.
     """
 
@@ -37,7 +37,7 @@ class DecodeRows(msgspec.Struct, frozen=True, eq=False):
     counts: list[int]
     samples: list[bool]
     watched_token_ids: frozenset[int | None]
-    client_indices: tuple[int, ...]
+    client_indices: frozenset[int]
     num_departures: int
 
     @classmethod
@@ -55,7 +55,7 @@ class DecodeRows(msgspec.Struct, frozen=True, eq=False):
             [1] * len(requests),
             [True] * len(requests),
             frozenset().union(*[request.watched_token_ids for request in plain]),
-            tuple(sorted({request.client_index for request in plain})),
+            frozenset([request.client_index for request in plain]),
             num_departures,
         )
 

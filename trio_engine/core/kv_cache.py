@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# One by one they take twice as long. A prompt of which nothing is found has no more of them hashed
+# before it has its slot, whose turn a long one would hold up.
+_BLOCKS_HASHED_AT_ONCE = 16
+
 
 class KVCacheManager:
     """Keeps each request's block table as long as its planned tokens need.
@@ -155,11 +159,13 @@ class KVCacheManager:
             return []
         num_blocks = (len(request.token_ids) - 1) // self.block_size
         block_ids: list[int] = []
-        for block_hash in self._hasher.hashes(request, num_blocks)[:num_blocks]:
-            block_id = self.pool.find(block_hash)
-            if block_id is None:
-                break
-            block_ids.append(block_id)
+        for first in range(0, num_blocks, _BLOCKS_HASHED_AT_ONCE):
+            last = min(first + _BLOCKS_HASHED_AT_ONCE, num_blocks)
+            for block_hash in self._hasher.hashes(request, last)[first:last]:
+                block_id = self.pool.find(block_hash)
+                if block_id is None:
+                    return block_ids
+                block_ids.append(block_id)
         return block_ids
 
 

@@ -179,7 +179,10 @@ class Request:
 
     @property
     def num_tokens_to_plan(self) -> int:
-        """Tokens to compute before its next sample; 0 when its last token is drawn (rule 4)."""
+        """Tokens to compute before its next sample; 0 when its last token is drawn (rule 4).
+
+        Not of a member of the decode batch, which computes one.
+        """
         num_tokens = len(self.token_ids) + self.num_unsettled_tokens
         if num_tokens >= self.max_total_tokens:
             return 0
@@ -195,9 +198,11 @@ class Request:
         self.status = next_status(self.status, event)
 
     def __repr__(self) -> str:
+        planned = f"+{self.num_unsettled_tokens} planned={self.num_planned_tokens}"
+        if self.decode_offset is not None:
+            planned = " in the decode batch"
         return (
             f"<Request {self.request_id!r} of client {self.client_index} {self.status.value}"
-            f" prompt={self.num_prompt_tokens} output={self.num_output_tokens}"
-            f"+{self.num_unsettled_tokens} planned={self.num_planned_tokens}"
+            f" prompt={self.num_prompt_tokens} output={self.num_output_tokens}{planned}"
             f" blocks={len(self.block_ids)}>"
         )

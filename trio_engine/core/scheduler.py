@@ -67,9 +67,10 @@ class Scheduler:
         self.waiting = WaitingRequests(policy)
         self._adapters = AdapterPlaces(max_loras)
         self.running: list[Request] = []
-        # Of these, those that go on decoding. None, if a step could not have a token of each.
+        # Of these, those that go on decoding. They come first in each plan, with half of its tokens
+        # at most, or a prompt whose turn is earlier would have to wait for them.
         self._decodes = DecodeBatch()
-        self._decodes_together = max_num_seqs <= max_num_batched_tokens
+        self._max_decodes = max_num_batched_tokens // 2
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         # Slots whose rows the executor still holds for nobody; told by the next plan.
         self._finished_slots: list[int] = []
@@ -340,7 +341,8 @@ class Scheduler:
             draft.plan.new_block_ids.append((request.slot, new_block_ids))
         request.num_planned_tokens = end
         request.num_unsettled_tokens += samples
-        if samples and self._decodes_together and end < _last_plain_token(request):
+        num_decodes = len(self._decodes) + len(draft.joining)
+        if samples and num_decodes < self._max_decodes and end < _last_plain_token(request):
             draft.joining.append((request, self._num_plain_tokens(request)))
 
     def _num_plain_tokens(self, request: Request) -> int:

@@ -14,7 +14,7 @@ from trio_engine.core.logprobs import put_details
 from trio_engine.errors import StepError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from trio_engine.core.decode_batch import DecodeRows
     from trio_engine.core.outbox import Outbox
@@ -63,12 +63,18 @@ class TokenDelivery:
         Raises:
             StepError: a token is none.
         """
-        num_plain = 0 if result.num_nans_in_logits else len(step.decodes.plain)
-        departed: list[int] = []
-        if num_plain:
-            has_departed = num_departures != step.decodes.num_departures
-            departed = self._deliver_plain(step.decodes, result, has_departed=has_departed)
-        told = set(step.decodes.client_indices) if num_plain > len(departed) else set()
+        plain = [] if result.num_nans_in_logits else step.decodes.plain
+        num_plain, departed = len(plain), []
+        told, token_ids = set(step.decodes.client_indices), result.token_ids[:num_plain]
+        if plain and num_departures != step.decodes.num_departures:
+            departed = [i for i, request in enumerate(plain) if request.decode_offset is None]
+            here = [i for i, request in enumerate(plain) if request.decode_offset is not None]
+            plain, token_ids = [plain[i] for i in here], [token_ids[i] for i in here]
+            told = {request.client_index for request in plain}
+        if plain:
+            self._deliver_plain(plain, token_ids, told, step.decodes, result)
+        else:
+            told = set()
         for index in chain(departed, range(num_plain, len(step.requests))):
             request = step.requests[index]
             # A request that has ended since gets nothing; under its id another may live (rule 2).
@@ -78,33 +84,27 @@ class TokenDelivery:
         return told
 
     def _deliver_plain(
-        self, decodes: DecodeRows, result: StepResult, *, has_departed: bool
-    ) -> list[int]:
-        """The plain rows of the decode batch. Their lengths end none of them: see ``DecodeBatch``.
-
-        Returns:
-            Places of those that have left the batch since: of these nothing is done.
-        """
-        requests, departed = decodes.plain, []
-        token_ids = result.token_ids[: len(requests)]
-        if has_departed:
-            departed = [i for i, request in enumerate(requests) if request.decode_offset is None]
-            here = [i for i, request in enumerate(requests) if request.decode_offset is not None]
-            requests, token_ids = [requests[i] for i in here], [token_ids[i] for i in here]
-        if requests:
-            self._check_tokens(requests, token_ids, result)
-            for request, token_id in zip(requests, token_ids, strict=True):
-                request.token_ids.append(token_id)
-            self._put_tokens(decodes.client_indices, requests, token_ids)
-            if not decodes.watched_token_ids.isdisjoint(token_ids):
-                self._end_watched(requests, token_ids)
-        return departed
+        self,
+        requests: Sequence[Request],
+        token_ids: list[int],
+        client_indices: Collection[int],
+        decodes: DecodeRows,
+        result: StepResult,
+    ) -> None:
+        """To plain rows of the decode batch, of which none ends by its length: see there."""
+        self._check_tokens(requests, token_ids, result)
+        for request, token_id in zip(requests, token_ids, strict=True):
+            request.token_ids.append(token_id)
+        self._put_tokens(client_indices, requests, token_ids)
+        if not decodes.watched_token_ids.isdisjoint(token_ids):
+            self._end_watched(requests, token_ids)
 
     def _put_tokens(
-        self, client_indices: Sequence[int], requests: Sequence[Request], token_ids: Sequence[int]
+        self, client_indices: Collection[int], requests: Sequence[Request], token_ids: Sequence[int]
     ) -> None:
         if len(client_indices) == 1:
-            self._outboxes[client_indices[0]].append_tokens(requests, token_ids)
+            (client_index,) = client_indices
+            self._outboxes[client_index].append_tokens(requests, token_ids)
             return
         for request, token_id in zip(requests, token_ids, strict=True):
             self._outboxes[request.client_index].append_token(request, token_id)

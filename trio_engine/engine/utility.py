@@ -92,17 +92,20 @@ class UtilityCalls:
         try:
             if method is None:
                 raise RequestError("this engine has no such method")
-            if self._num_in_progress[call.client_index] >= MAX_CALLS_IN_PROGRESS:
-                raise RequestError(f"{MAX_CALLS_IN_PROGRESS} calls of this client wait already")
             result = method(call.args)
         except Exception as error:
             self._answer_failure(call, error)
             return
-        if inspect.isawaitable(result):
+        if not inspect.isawaitable(result):
+            self._answer(call, result)
+        elif self._num_in_progress[call.client_index] >= MAX_CALLS_IN_PROGRESS:
+            if inspect.iscoroutine(result):
+                result.close()
+            reason = f"{MAX_CALLS_IN_PROGRESS} calls of this client wait already"
+            self._answer_failure(call, RequestError(reason))
+        else:
             self._num_in_progress[call.client_index] += 1
             self._nursery.start_soon(self._finish, call, result, name=f"utility {call.method}")
-        else:
-            self._answer(call, result)
 
     async def _finish(self, call: UtilityCall, pending: Awaitable[Any]) -> None:
         try:

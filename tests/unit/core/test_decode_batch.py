@@ -17,6 +17,7 @@ from tests.unit.core.scheduler_parts import ids, make_scheduler, schedule, settl
 from trio_engine.core.decode_batch import DecodeBatch
 from trio_engine.errors import StepError
 from trio_engine.outputs import FinishReason
+from trio_engine.sampling_params import RepetitionDetectionParams
 
 
 def test_a_member_s_counts_follow_from_the_number_of_plans() -> None:
@@ -76,10 +77,64 @@ def test_who_loses_its_slot_in_a_plan_gets_no_block_in_it() -> None:
     assert step.plan.new_block_ids == [(a.slot, a.block_ids[-1:])]
 
 
-def test_nobody_joins_where_a_step_could_not_have_a_token_of_each() -> None:
-    scheduler = make_scheduler(make_request("a", 2), make_request("b", 2), budget=7)
+def test_the_batch_has_half_of_a_step_s_tokens_at_most() -> None:
+    scheduler = make_scheduler(*[make_request(name, 1) for name in "abc"], budget=5)
     settle_tokens(schedule(scheduler))
-    assert ids(schedule(scheduler, 1).decodes.requests) == []
+    step = schedule(scheduler, 1)
+    assert (ids(step.decodes.requests), ids(step.requests)) == (["a", "b"], ["a", "b", "c"])
+
+
+def test_a_preempted_request_resumes_beside_a_batch_of_which_nobody_is_due() -> None:
+    scheduler = make_scheduler(make_request("a", 1), make_request("b", 1), block_size=16)
+    settle_tokens(schedule(scheduler))
+    scheduler.preempt_all()
+    scheduler.max_num_batched_tokens = 2  # only one of them can resume
+    settle_tokens(schedule(scheduler, 1))
+    scheduler.max_num_batched_tokens = 64
+    step = schedule(scheduler, 2, admit=False)
+    assert (ids(step.decodes.requests), ids(step.resumed)) == (["a"], ["b"])
+
+
+def test_blocks_of_the_output_can_be_found_while_their_request_runs() -> None:
+    core = make_core(block_size=2)
+    core.add(make_source("a", 2))
+    for token_id in range(40, 46):
+        run_step(core, token_id)
+    assert core.statistics().num_cached_blocks == 3
+
+
+def test_a_repetition_ends_a_member() -> None:
+    core = make_core()
+    pattern = RepetitionDetectionParams(max_pattern_size=1, min_pattern_size=1, min_count=3)
+    core.add(make_source("a", 2, repetition_detection=pattern))
+    for _ in range(3):
+        run_step(core, 40)
+    (output,) = take(core)
+    assert output.finish_reason is FinishReason.REPETITION
+
+
+def test_trace_headers_of_a_member_are_told() -> None:
+    core = make_core()
+    core.add(make_source("a", 2, source_fields={"trace_headers": {"traceparent": "t"}}))
+    run_step(core, 40)
+    take(core)
+    run_step(core, 41)
+    (output,) = take(core)
+    assert output.trace_headers == {"traceparent": "t"}
+
+
+def test_the_gauges_go_to_a_client_that_is_told_a_token() -> None:
+    core = make_core(num_clients=2)
+    core.add(make_source("a", 2, client_index=0))
+    core.add(make_source("b", 2, client_index=1))
+    run_step(core, 40, 50)
+    in_flight = plan_step(core)
+    core.abort(0, ["a"])
+    take(core, 0), take(core, 1)
+    settle(core, in_flight, 41, 51)
+    assert core.outboxes[0].is_empty
+    (message,) = core.outboxes[1].take(0.0)
+    assert message.scheduler_stats is not None
 
 
 def test_rows_of_several_clients_get_their_own_tokens() -> None:

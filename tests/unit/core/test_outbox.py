@@ -455,3 +455,14 @@ def test_everything_unsent_counts_towards_the_limit() -> None:
     outbox.take(0.0)
     assert outbox.num_bytes == 0
     assert not outbox.is_full
+
+
+def test_tokens_of_many_requests_weigh_as_those_of_each_alone() -> None:
+    requests = [make_request(name * 3) for name in "ab"]
+    together, one_by_one = Outbox(0, 0), Outbox(0, 0)
+    for token_ids in ([7, 8], [9, 10]):  # the second ones find entries
+        together.append_tokens(requests, token_ids)
+        for request, token_id in zip(requests, token_ids, strict=True):
+            one_by_one.append_token(request, token_id)
+        assert together.num_bytes == one_by_one.num_bytes > 0
+    assert take_outputs(together) == take_outputs(one_by_one)

@@ -91,10 +91,18 @@ def test_the_budget_goes_to_running_requests_by_turn() -> None:
     scheduler.waiting.add(make_prioritized("high", 3, 0))
     # The one that runs already has the first word in the step in which the other one starts.
     assert rows(schedule(scheduler, 1)) == [("low", 4, 4, False)]
-    scheduler.max_num_batched_tokens = 5
     assert rows(schedule(scheduler, 2)) == [("low", 8, 1, True), ("high", 0, 3, True)]
-    scheduler.max_num_batched_tokens = 1
-    assert rows(schedule(scheduler, 3)) == [("high", 3, 1, True)]
+
+
+def test_rows_that_decode_leave_half_of_a_step_to_an_earlier_prompt() -> None:
+    lows = [make_prioritized(f"low{n}", 1, 1) for n in range(6)]
+    scheduler = make_scheduler(*lows, budget=8, policy="priority")
+    settle(schedule(scheduler))
+    scheduler.waiting.add(make_prioritized("high", 20, 0))
+    settle(schedule(scheduler, 1))  # it starts with what six others leave
+    step = schedule(scheduler, 2)
+    assert ids(step.decodes.requests) == ["low0", "low1", "low2", "low3"]
+    assert rows(step)[4:] == [("high", 2, 4, False)]
 
 
 # Who is preempted

@@ -106,7 +106,7 @@ def test_running_requests_come_before_waiting_ones_in_the_budget() -> None:
     scheduler.waiting.add(make_request("b", 10))
     scheduler.waiting.add(make_request("c", 1))
     step = schedule(scheduler, 1)
-    assert rows(step) == [("a", 2, 1, True), ("b", 0, 3, False)]
+    assert rows(step) == [("a", None, 1, True), ("b", 0, 3, False)]
     assert step.plan.num_tokens == 4
 
 
