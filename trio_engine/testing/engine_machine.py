@@ -70,10 +70,10 @@ CALLS = st.sampled_from(
 MAX_HELD_UP = 4
 """Messages of a client that are on the way at once, so that a turn adds only so much."""
 
-MAX_UNANSWERED = 16
+MAX_UNANSWERED = 32
 """Calls of a client that wait at once, as all may be answered in one turn."""
 
-TURN_BYTES = 12 * 1024
+TURN_BYTES = 24 * 1024
 """By how much an outbox may be over its limit: what one turn of the step loop adds at most."""
 
 MAX_MOVES = 2000
