@@ -15,6 +15,7 @@ ExecutorName = Literal["torch", "null", "kv-checking"]
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 QuantizationName = Literal["int8", "int4"]
+LinearBackendName = Literal["auto", "torch", "swapped", "mkl"]
 PipelineDepth = Literal[1, 2]
 SchedulingPolicy = Literal["fcfs", "priority"]
 
@@ -36,6 +37,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         quantization: how the matrices of linear layers are kept, on CPU only: ``int8`` for every
             row, or ``int4`` for groups of 32 weights and ``int8`` for the head. As ``dtype`` says
             unless given.
+        linear_backend: how float32 matrices are multiplied with on CPU: ``torch`` as its linear
+            layers do, ``swapped`` with the matrix on the left for few rows, ``mkl`` packed in the
+            order that MKL reads. ``auto`` measures during the load and takes the fastest; the last
+            bits of a product then depend on what it found.
         max_model_len: prompt and output tokens of one request together; what the model and the KV
             cache allow unless given, and never more.
         max_num_seqs: requests that run at once.
@@ -78,6 +83,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: DeviceName = "auto"
     dtype: DTypeName = "auto"
     quantization: QuantizationName | None = None
+    linear_backend: LinearBackendName = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 256
     max_num_batched_tokens: int | None = None
@@ -108,6 +114,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("device", get_args(DeviceName)),
             ("dtype", get_args(DTypeName)),
             ("quantization", (*get_args(QuantizationName), None)),
+            ("linear_backend", get_args(LinearBackendName)),
             ("pipeline_depth", get_args(PipelineDepth)),
             ("scheduling_policy", get_args(SchedulingPolicy)),
         ):

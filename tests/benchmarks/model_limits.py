@@ -26,9 +26,10 @@ from trio_engine.checkpoint import locate_model
 from trio_engine.core.plan import NewRow, StepPlan
 from trio_engine.model.decoder import Decoder
 from trio_engine.model.kv_cache import KVCache, KVCacheShape
+from trio_engine.model.linear_backend import choose_linear_backend
 from trio_engine.model.loader import open_checkpoint
 from trio_engine.model.runner import ModelRunner
-from trio_engine.model.weights import load_weights
+from trio_engine.model.weights import WeightForm, load_weights
 from trio_engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -46,17 +47,19 @@ FIRST_TOKEN_ID = 1000
 
 
 class Model:
-    """The built-in model in float32, and its weights."""
+    """The built-in model in float32 as an engine has it, and its weights as tensors beside."""
 
     def __init__(self) -> None:
         device, dtype = torch.device("cpu"), torch.float32
         checkpoint = open_checkpoint(locate_model("smollm2"))
         config = checkpoint.config
         self.weights = load_weights(config, checkpoint.tensors(), dtype, device)
+        self.linear_backend = choose_linear_backend("auto", config, device, dtype)
+        form = WeightForm(linear_backend=self.linear_backend)
         shape = KVCacheShape.of(config, BLOCK_SIZE, dtype)
         cache = KVCache(shape, 2 * MAX_MODEL_LEN // BLOCK_SIZE, device, dtype)
         self._runner = ModelRunner(
-            Decoder(config, self.weights),
+            Decoder(config, form.apply(self.weights)),
             cache,
             max_num_seqs=1,
             max_model_len=MAX_MODEL_LEN,
@@ -93,7 +96,7 @@ class Model:
 
 
 def matrices(weights: DecoderWeights) -> list[Tensor]:
-    """Those of the layers, in the order of a forward pass, then the head; none is quantized."""
+    """Those of the layers, in the order of a forward pass, then the head; all are tensors."""
     layers = [(layer.qkv, layer.out, layer.gate_up, layer.down) for layer in weights.layers]
     every = [*itertools.chain.from_iterable(layers), weights.head]
     return [matrix for matrix in every if isinstance(matrix, torch.Tensor)]
@@ -152,6 +155,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     report = Report(f"the built-in model with {torch.get_num_threads()} threads")
     model = Model()
+    report.note(f"linear backend: {model.linear_backend}")
     measure_decode(model, options.rounds, report)
     for num_tokens in options.prompt_tokens:
         measure_prefill(model, num_tokens, max(1, options.rounds // 4), report)

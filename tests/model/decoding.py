@@ -24,7 +24,7 @@ from trio_engine.model.loader import open_checkpoint
 from trio_engine.model.lora import LoRAAdapters
 from trio_engine.model.rows import Rows
 from trio_engine.model.runner import ModelRunner
-from trio_engine.model.weights import load_weights, quantize_weights
+from trio_engine.model.weights import WeightForm, load_weights
 from trio_engine.requests import LoRARequest
 from trio_engine.sampling_params import SamplingParams
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trio_engine.checkpoint import ModelFiles
-    from trio_engine.config import EngineConfig, QuantizationName
+    from trio_engine.config import EngineConfig, LinearBackendName, QuantizationName
     from trio_engine.core.plan import DeviceCommand
     from trio_engine.model.in_flight import StepInFlight
 
@@ -51,10 +51,12 @@ def load_decoder(
     files: ModelFiles,
     dtype: torch.dtype = torch.float32,
     quantization: QuantizationName | None = None,
+    linear_backend: LinearBackendName = "torch",
 ) -> Decoder:
     checkpoint = open_checkpoint(files)
     weights = load_weights(checkpoint.config, checkpoint.tensors(), dtype, CPU)
-    return Decoder(checkpoint.config, quantize_weights(weights, quantization))
+    form = WeightForm(quantization=quantization, linear_backend=linear_backend)
+    return Decoder(checkpoint.config, form.apply(weights))
 
 
 class BlockDeck:

@@ -2,26 +2,54 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 from torch.nn import functional
 
-from trio_engine.model.linear import linear
+from trio_engine.model.linear import PackedMatrix, SwappedMatrix, can_pack, linear
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trio_engine.model.matrix import Matrix
+
+NEEDS_MKL = pytest.mark.skipif(not can_pack(), reason="needs a torch with MKL")
+FORMS = [SwappedMatrix, pytest.param(PackedMatrix, marks=NEEDS_MKL)]
+SHAPES = [(5, 3), (512, 512), (1010, 512), (2048, 512), (1024, 1024), (576, 1536)]
 
 
-@pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 4, 33, 64, 65])
-@pytest.mark.parametrize("shape", [(5, 3), (512, 512), (1010, 512), (2048, 512), (1024, 1024)])
-@pytest.mark.parametrize("has_bias", [False, True])
-def test_it_equals_torchs(num_rows: int, shape: tuple[int, int], has_bias: bool) -> None:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(num_rows, shape[1], generator=generator)
-    weight = torch.randn(shape, generator=generator)
-    bias = torch.randn(shape[0], generator=generator) if has_bias else None
-    found = linear(x, weight, bias)
-    assert found.is_contiguous()
-    torch.testing.assert_close(found, functional.linear(x, weight, bias), rtol=1e-4, atol=1e-4)
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_half_types_take_torchs_way() -> None:
-    x, weight = torch.ones(2, 512).bfloat16(), torch.ones(1024, 512).bfloat16()
-    assert torch.equal(linear(x, weight), functional.linear(x, weight))
+@pytest.mark.parametrize("num_rows", [*range(10), 16, 33, 64, 65, 255, 256, 257, 600])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("form", FORMS)
+def test_it_equals_torchs(
+    form: Callable[[torch.Tensor], Matrix], shape: tuple[int, int], num_rows: int
+) -> None:
+    x, values = random(num_rows, shape[1], seed=1), random(*shape)
+    matrix = form(values)
+    assert tuple(matrix.shape) == shape
+    assert matrix.nbytes == values.nbytes
+    for bias in (None, random(shape[0], seed=2)):
+        found = linear(x, matrix, bias)
+        assert found.is_contiguous()
+        torch.testing.assert_close(found, functional.linear(x, values, bias), rtol=1e-4, atol=1e-4)
+
+
+@NEEDS_MKL
+def test_a_packed_matrix_keeps_no_hold_on_the_values() -> None:
+    values = random(512, 512)
+    matrix, x = PackedMatrix(values), random(8, 512, seed=1)
+    expected = matrix.multiply(x)
+    values.zero_()
+    assert torch.equal(matrix.multiply(x), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tensors_are_multiplied_with_as_torch_does(dtype: torch.dtype) -> None:
+    x, weight, bias = torch.ones(2, 512, dtype=dtype), torch.ones(1024, 512, dtype=dtype), None
+    assert torch.equal(linear(x, weight, bias), functional.linear(x, weight, bias))

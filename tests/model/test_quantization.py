@@ -26,14 +26,14 @@ from trio_engine.model.quantization import (
     check_can_quantize,
     quantize,
 )
-from trio_engine.model.weights import quantize_weights
+from trio_engine.model.weights import WeightForm
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from trio_engine.config import QuantizationName
     from trio_engine.model.decoder import Decoder
-    from trio_engine.model.quantization import Matrix
+    from trio_engine.model.matrix import Matrix
     from trio_engine.model.weights import DecoderWeights
 
 QUANTIZATIONS: list[Any] = ["int8", pytest.param("int4", marks=NEEDS_INT4)]
@@ -177,7 +177,7 @@ def test_all_but_the_embedding_is_quantized_and_the_floats_are_gone(
     floats = [weakref.ref(matrix) for matrix in matrices_of(decoder._weights)]
     held = [decoder._weights]
     decoder.release_weights()
-    weights = quantize_weights(held.pop(), "int4")
+    weights = WeightForm(quantization="int4").apply(held.pop())
     *of_layers, head = matrices_of(weights)
     assert all(isinstance(matrix, Int4Matrix) for matrix in of_layers)
     assert isinstance(head, Int8Matrix)
@@ -267,4 +267,4 @@ def test_a_model_with_such_a_weight_is_refused_by_its_name(tmp_path: Path) -> No
     assert isinstance(down, torch.Tensor)
     down[0, 0] = float("nan")
     with pytest.raises(ModelError, match="cannot quantize down of layer 1: it has weights"):
-        quantize_weights(weights, "int8")
+        WeightForm(quantization="int8").apply(weights)

@@ -5,6 +5,7 @@ Layer: model. What depends on options, model and machine together is decided her
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from trio_engine.checkpoint import locate_model
@@ -13,12 +14,13 @@ from trio_engine.errors import ConfigError
 from trio_engine.model.decoder import Decoder
 from trio_engine.model.device import dtype_name, out_of_memory_as, resolve_device, resolve_dtype
 from trio_engine.model.kv_cache import KVCache, KVCacheShape, choose_num_blocks
+from trio_engine.model.linear_backend import check_linear_backend, choose_linear_backend
 from trio_engine.model.loader import open_checkpoint
 from trio_engine.model.memory import free_bytes
 from trio_engine.model.quantization import check_can_quantize
 from trio_engine.model.runner import ModelRunner
 from trio_engine.model.sleep import ModelMemory
-from trio_engine.model.weights import load_weights, quantize_weights
+from trio_engine.model.weights import WeightForm, load_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from trio_engine.model.config import ModelConfig
     from trio_engine.model.loader import Checkpoint
     from trio_engine.model.weights import DecoderWeights
+
+logger = logging.getLogger(__name__)
 
 CUDA_STEP_TOKENS = 8192
 
@@ -63,14 +67,23 @@ def load_model(
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
     check_can_quantize(config.quantization, device)
+    check_linear_backend(config, device, dtype)
     files = locate_model(config.model)
     with out_of_memory_as(ConfigError, f"loading model {config.model!r} as {dtype_name(dtype)}"):
         checkpoint = open_checkpoint(files)
-        weights = quantize_weights(
-            _load_weights(checkpoint, device, dtype, on_progress), config.quantization
-        )
-        decoder = Decoder(checkpoint.config, weights)
-        return _load_runner(config, files, decoder)
+        form = _choose_form(config, checkpoint.config, device, dtype)
+        weights = form.apply(_load_weights(checkpoint, device, dtype, on_progress))
+        return _load_runner(config, files, Decoder(checkpoint.config, weights), form)
+
+
+def _choose_form(
+    config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> WeightForm:
+    if config.quantization is not None:
+        return WeightForm(quantization=config.quantization)
+    backend = choose_linear_backend(config.linear_backend, model, device, dtype)
+    logger.info("linear_backend_chosen name=%s", backend)
+    return WeightForm(linear_backend=backend)
 
 
 def _load_weights(
@@ -89,7 +102,9 @@ def _load_weights(
     return load_weights(checkpoint.config, checkpoint.tensors(), dtype, device, report)
 
 
-def _load_runner(config: EngineConfig, files: ModelFiles, decoder: Decoder) -> LoadedModel:
+def _load_runner(
+    config: EngineConfig, files: ModelFiles, decoder: Decoder, form: WeightForm
+) -> LoadedModel:
     model, device = decoder.config, decoder.device
     max_model_len = min(config.max_model_len or model.context_length, model.context_length)
     step_tokens = default_step_tokens(model, is_cpu=device.type == "cpu")
@@ -115,7 +130,7 @@ def _load_runner(config: EngineConfig, files: ModelFiles, decoder: Decoder) -> L
         default_max_num_batched_tokens=step_tokens,
         hidden_size=model.hidden_size,
     )
-    return LoadedModel(runner, properties, ModelMemory(files, decoder, cache, config.quantization))
+    return LoadedModel(runner, properties, ModelMemory(files, decoder, cache, form))
 
 
 def default_step_tokens(model: ModelConfig, *, is_cpu: bool) -> int:

@@ -7,19 +7,22 @@ torch has fast ones; sums inside them are float32.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import Tensor
 
 from trio_engine.errors import ConfigError, ModelError
+from trio_engine.model.matrix import StoredMatrix
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from torch import Tensor
+
     from trio_engine.config import QuantizationName
+    from trio_engine.model.matrix import Matrix
 
 GROUP_SIZE = 32
 """Weights of a row that share a scale as int4. With 64 a product of one row takes 4% less time, but
@@ -41,7 +44,7 @@ _INT4_MAX = 15
 _MOST_STEPS_FROM_ZERO = 100
 
 
-class QuantizedMatrix(ABC):
+class QuantizedMatrix(StoredMatrix):
     """A matrix ``[out, in]`` that is not kept as floats.
 
     Attributes:
@@ -50,16 +53,6 @@ class QuantizedMatrix(ABC):
     """
 
     most_kernel_rows: ClassVar[int]
-
-    @property
-    @abstractmethod
-    def shape(self) -> tuple[int, int]:
-        """``(out, in)``."""
-
-    @property
-    @abstractmethod
-    def nbytes(self) -> int:
-        """Memory of all its tensors."""
 
     @abstractmethod
     def dequantized(self, first: int, last: int) -> Tensor:
@@ -74,14 +67,9 @@ class QuantizedMatrix(ABC):
         """``self[first:last] @ columns`` into ``out``, all in float32."""
 
     def multiply(self, x: Tensor) -> Tensor:
-        """Computes ``x @ self.T``.
+        """Computes ``x @ self.T``, for ``x`` of any float type.
 
-        Args:
-            x: ``[num_rows, in]``, contiguous, of any float type.
-
-        Returns:
-            ``[num_rows, out]`` of the same type, contiguous. Few rows are rounded to bfloat16 on
-            the way in and out; many are computed in float32.
+        Few rows are rounded to bfloat16 on the way in and out; many are computed in float32.
         """
         if x.shape[0] <= self.most_kernel_rows:
             return self._product(x.bfloat16()).to(x.dtype)
@@ -205,10 +193,6 @@ class Int4Matrix(QuantizedMatrix):
 
     def _multiply_slab(self, first: int, last: int, columns: Tensor, out: Tensor) -> None:
         torch.mm(self.dequantized(first, last), columns, out=out)
-
-
-Matrix: TypeAlias = Tensor | QuantizedMatrix
-"""What a linear layer multiplies with."""
 
 
 def quantize(matrix: Tensor, quantization: QuantizationName) -> Matrix:

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 from trio_engine.errors import ModelError, UtilityError
 from trio_engine.model.device import out_of_memory_as, return_freed_memory
 from trio_engine.model.loader import open_checkpoint
-from trio_engine.model.weights import load_weights, quantize_weights
+from trio_engine.model.weights import load_weights
 from trio_engine.requests import SleepTag
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from trio_engine.checkpoint import ModelFiles
-    from trio_engine.config import QuantizationName
     from trio_engine.model.decoder import Decoder
     from trio_engine.model.kv_cache import KVCache
+    from trio_engine.model.weights import WeightForm
 
 
 class ModelMemory:
@@ -29,7 +29,7 @@ class ModelMemory:
         files: what the weights were read from.
         decoder: holds the weights.
         cache: the KV cache.
-        quantization: of the weights.
+        form: of the weights.
 
     Attributes:
         asleep: what is given back now; meanwhile the model must not run.
@@ -40,13 +40,13 @@ class ModelMemory:
         files: ModelFiles,
         decoder: Decoder,
         cache: KVCache,
-        quantization: QuantizationName | None,
+        form: WeightForm,
     ) -> None:
         self.asleep: set[SleepTag] = set()
         self._files = files
         self._decoder = decoder
         self._cache = cache
-        self._quantization = quantization
+        self._form = form
 
     def release(self, tags: Iterable[str]) -> None:
         """Gives memory back; what sleeps already is left alone."""
@@ -79,9 +79,8 @@ class ModelMemory:
         checkpoint = open_checkpoint(self._files)
         if checkpoint.config != decoder.config:
             raise ModelError(f"{self._files.path}: the model there has changed since it was loaded")
-        weights = quantize_weights(
-            load_weights(checkpoint.config, checkpoint.tensors(), decoder.dtype, decoder.device),
-            self._quantization,
+        weights = self._form.apply(
+            load_weights(checkpoint.config, checkpoint.tensors(), decoder.dtype, decoder.device)
         )
         decoder.restore_weights(weights)
 

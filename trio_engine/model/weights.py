@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from trio_engine.config import LinearBackendName, QuantizationName
 from trio_engine.errors import ModelError
+from trio_engine.model.linear_backend import in_form_of
 from trio_engine.model.quantization import quantize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from trio_engine.config import QuantizationName
     from trio_engine.model.config import ModelConfig
-    from trio_engine.model.quantization import Matrix
+    from trio_engine.model.matrix import Matrix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +59,8 @@ class DecoderWeights:
         embedding: ``[vocab, hidden]``.
         layers: first to last.
         final_norm: ``[hidden]``.
-        head: ``[vocab, hidden]``; the same tensor as ``embedding`` where they are tied, unless
-            quantized.
+        head: ``[vocab, hidden]``; the same tensor as ``embedding`` where they are tied and both
+            are tensors.
     """
 
     embedding: Tensor
@@ -190,54 +191,55 @@ def load_weights(
     return weights
 
 
-def quantize_weights(
-    weights: DecoderWeights, quantization: QuantizationName | None
-) -> DecoderWeights:
-    """Quantizes the matrices of linear layers, one after the other.
+class WeightForm(NamedTuple):
+    """In which form a decoder keeps the matrices of its linear layers.
 
-    The head is int8 in either case: as int4 it would make up nearly all of a model's error. A tied
-    one becomes a copy, and the embedding stays as it is.
-
-    Args:
-        weights: as loaded. If nobody else holds them, each matrix goes as soon as its quantized
-            form is there.
-        quantization: of the other matrices; see ``quantize`` for shapes that it cannot be of.
-            None leaves everything as it is.
-
-    Raises:
-        ModelError: a matrix has weights that are not finite; it says which.
+    Attributes:
+        quantization: None leaves them as floats.
+        linear_backend: of those that are floats; not ``auto``.
     """
-    if quantization is None:
-        return weights
-    embedding, final_norm, head = weights.embedding, weights.final_norm, weights.head
-    layers = list(weights.layers)
-    del weights
-    for index, layer in enumerate(layers):
-        layers[index] = _quantize_layer(index, layer, quantization)
-    return DecoderWeights(
-        embedding=embedding,
-        layers=tuple(layers),
-        final_norm=final_norm,
-        head=_quantized("the head", head, "int8"),
-    )
 
+    quantization: QuantizationName | None = None
+    linear_backend: LinearBackendName = "torch"
 
-def _quantize_layer(
-    index: int, layer: LayerWeights, quantization: QuantizationName
-) -> LayerWeights:
-    return replace(
-        layer,
-        qkv=_quantized(f"qkv of layer {index}", layer.qkv, quantization),
-        out=_quantized(f"out of layer {index}", layer.out, quantization),
-        gate_up=_quantized(f"gate_up of layer {index}", layer.gate_up, quantization),
-        down=_quantized(f"down of layer {index}", layer.down, quantization),
-    )
+    def apply(self, weights: DecoderWeights) -> DecoderWeights:
+        """Brings matrices into this form, one after the other.
 
+        A quantized head is int8 in either case: as int4 it would make up nearly all of a model's
+        error. A tied head becomes a copy if its form is another, and the embedding stays as it is.
 
-def _quantized(name: str, matrix: Matrix, quantization: QuantizationName) -> Matrix:
-    if not isinstance(matrix, Tensor):
-        return matrix
-    try:
-        return quantize(matrix, quantization)
-    except ModelError as error:
-        raise ModelError(f"cannot quantize {name}: {error}") from error
+        Args:
+            weights: as loaded. If nobody else holds them, each matrix goes as soon as its new form
+                is there.
+
+        Raises:
+            ModelError: a matrix that is to be quantized has weights that are not finite; it says
+                which.
+        """
+        embedding, final_norm, head = weights.embedding, weights.final_norm, weights.head
+        layers = list(weights.layers)
+        del weights
+        for index, layer in enumerate(layers):
+            layers[index] = replace(
+                layer,
+                qkv=self._matrix(f"qkv of layer {index}", layer.qkv, self.quantization),
+                out=self._matrix(f"out of layer {index}", layer.out, self.quantization),
+                gate_up=self._matrix(f"gate_up of layer {index}", layer.gate_up, self.quantization),
+                down=self._matrix(f"down of layer {index}", layer.down, self.quantization),
+            )
+        return DecoderWeights(
+            embedding=embedding,
+            layers=tuple(layers),
+            final_norm=final_norm,
+            head=self._matrix("the head", head, self.quantization and "int8"),
+        )
+
+    def _matrix(self, name: str, matrix: Matrix, quantization: QuantizationName | None) -> Matrix:
+        if not isinstance(matrix, Tensor):
+            return matrix
+        if quantization is None:
+            return in_form_of(self.linear_backend, matrix)
+        try:
+            return quantize(matrix, quantization)
+        except ModelError as error:
+            raise ModelError(f"cannot quantize {name}: {error}") from error
