@@ -18,10 +18,14 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-import torch
+from tests.benchmarks.figures import Report
+from trio_engine.executor.openmp import short_spins
+
+with short_spins():  # as an engine does
+    import torch
+
 from torch.nn import functional
 
-from tests.benchmarks.figures import Report
 from trio_engine.checkpoint import locate_model
 from trio_engine.core.plan import NewRow, StepPlan
 from trio_engine.model.decoder import Decoder

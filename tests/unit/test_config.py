@@ -74,6 +74,7 @@ def test_no_waiting_request_may_be_allowed_but_no_negative_number() -> None:
         ("device", "gpu", "cuda"),
         ("dtype", "fp16", "bfloat16"),
         ("quantization", "int3", "int8"),
+        ("linear_backend", "cublas", "mkl"),
         ("pipeline_depth", 3, "2"),
         ("pipeline_depth", 0, "1"),
         ("scheduling_policy", "lifo", "priority"),

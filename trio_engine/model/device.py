@@ -5,6 +5,7 @@ Layer: model. The one place that knows what torch raises when memory runs out.
 
 from __future__ import annotations
 
+import ctypes
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,10 @@ def return_freed_memory(device: torch.device) -> None:
     """Hands memory that no tensor holds any more back to the device, for other processes."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
+    else:
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+        if trim is not None:
+            trim(0)
 
 
 @contextmanager

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 # A smaller matrix stays in the caches, where no form gains much.
 _LEAST_ELEMENTS = 1 << 18
-# A step reads all of a model, so what is measured must not stay in a cache either: with 24 MB
-# another form won than with 64, 128 and 256, which agreed. It takes a quarter of a second on 2 cores.
-_SAMPLE_BYTES = 64 << 20
+# A step reads all of a model, so what is measured must not stay in a cache either: in a cache of
+# 260 MB that others used as well, 24 MB had another form win than 128 and 256, and 64 had either
+# win. 128 take half a second on 2 cores.
+_SAMPLE_BYTES = 128 << 20
 # Rows: a request that decodes alone, a few that do, and a prompt.
 _HEIGHTS = (1, 8, 64)
 # The shortest counts: what else the machine does only adds.

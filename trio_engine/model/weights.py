@@ -13,6 +13,7 @@ from torch import Tensor
 
 from trio_engine.config import LinearBackendName, QuantizationName
 from trio_engine.errors import ModelError
+from trio_engine.model.device import return_freed_memory
 from trio_engine.model.linear_backend import in_form_of
 from trio_engine.model.quantization import quantize
 
@@ -216,22 +217,30 @@ class WeightForm(NamedTuple):
             ModelError: a matrix that is to be quantized has weights that are not finite; it says
                 which.
         """
+        if self == WeightForm():
+            return weights
         embedding, final_norm, head = weights.embedding, weights.final_norm, weights.head
         layers = list(weights.layers)
         del weights
-        for index, layer in enumerate(layers):
-            layers[index] = replace(
-                layer,
-                qkv=self._matrix(f"qkv of layer {index}", layer.qkv, self.quantization),
-                out=self._matrix(f"out of layer {index}", layer.out, self.quantization),
-                gate_up=self._matrix(f"gate_up of layer {index}", layer.gate_up, self.quantization),
-                down=self._matrix(f"down of layer {index}", layer.down, self.quantization),
-            )
+        for index in range(len(layers)):
+            layers[index] = self._layer(index, layers[index])
+            # A packed matrix is allocated many times as large as what it fills. In the place of
+            # freed ones all of it would count as used, had their pages not been given back.
+            return_freed_memory(embedding.device)
         return DecoderWeights(
             embedding=embedding,
             layers=tuple(layers),
             final_norm=final_norm,
             head=self._matrix("the head", head, self.quantization and "int8"),
+        )
+
+    def _layer(self, index: int, layer: LayerWeights) -> LayerWeights:
+        return replace(
+            layer,
+            qkv=self._matrix(f"qkv of layer {index}", layer.qkv, self.quantization),
+            out=self._matrix(f"out of layer {index}", layer.out, self.quantization),
+            gate_up=self._matrix(f"gate_up of layer {index}", layer.gate_up, self.quantization),
+            down=self._matrix(f"down of layer {index}", layer.down, self.quantization),
         )
 
     def _matrix(self, name: str, matrix: Matrix, quantization: QuantizationName | None) -> Matrix:
