@@ -41,6 +41,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             layers do, ``swapped`` with the matrix on the left for few rows, ``mkl`` packed in the
             order that MKL reads. ``auto`` measures during the load and takes the fastest; the last
             bits of a product then depend on what it found.
+        cuda_graphs: record steps in which all requests decode, on CUDA, and replay them: a graph
+            for each power of two of requests and of KV blocks of the longest, as it comes up.
         max_model_len: prompt and output tokens of one request together; what the model and the KV
             cache allow unless given, and never more.
         max_num_seqs: requests that run at once.
@@ -84,6 +86,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: DTypeName = "auto"
     quantization: QuantizationName | None = None
     linear_backend: LinearBackendName = "auto"
+    cuda_graphs: bool = False
     max_model_len: int | None = None
     max_num_seqs: int = 256
     max_num_batched_tokens: int | None = None

@@ -223,15 +223,19 @@ def test_a_dummy_batch_changes_no_token(folder: Path) -> None:
     model.add_all()
     model.run_steps(5)
     model.command("execute_dummy_batch")
-    assert not model.memory._cache._blocks[:, -1].any()  # the padding of every block table
+    cache = model.memory._cache
+    assert not cache._blocks[:, cache.null_block].any()  # the padding of every block table
     assert model.finish() == expected
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("cuda_graphs", [False, True])
 @pytest.mark.parametrize("level", [1, 2])
-def test_on_cuda_the_memory_is_there_for_others(folder: Path, level: SleepLevel) -> None:
-    model = SleepingModel(folder, "cuda")
+def test_on_cuda_the_memory_is_there_for_others(
+    folder: Path, level: SleepLevel, cuda_graphs: bool
+) -> None:
+    model = SleepingModel(folder, "cuda", cuda_graphs=cuda_graphs)
     model.add_all()
     expected = model.finish()
     model.add_all()

@@ -191,11 +191,18 @@ def test_memory_that_runs_out_in_load_is_a_config_error(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cuda_gives_the_same_greedy_tokens(folder: Path) -> None:
+@pytest.mark.parametrize("cuda_graphs", [False, True])
+def test_cuda_gives_the_same_greedy_tokens(folder: Path, cuda_graphs: bool) -> None:
     outputs = []
     devices: tuple[DeviceName, ...] = ("cpu", "cuda")
     for device in devices:
-        config = EngineConfig(model=str(folder), device=device, dtype="float32", num_blocks=64)
+        config = EngineConfig(
+            model=str(folder),
+            device=device,
+            dtype="float32",
+            num_blocks=64,
+            cuda_graphs=cuda_graphs and device == "cuda",
+        )
         executor = TorchExecutor(config)
         properties = executor.load()
         assert executor.launches_ahead is (device == "cuda")
@@ -203,3 +210,9 @@ def test_cuda_gives_the_same_greedy_tokens(folder: Path) -> None:
         outputs.append(driver.generate([[5, 6], [7] * 40, [9]], [GREEDY] * 3, 24, chunk=8))
         executor.shutdown()
     assert outputs[0] == outputs[1]
+
+
+def test_graphs_need_cuda(folder: Path) -> None:
+    config = EngineConfig(model=str(folder), device="cpu", cuda_graphs=True)
+    with pytest.raises(ConfigError, match=r"cuda_graphs need device 'cuda', not 'cpu'"):
+        TorchExecutor(config).load()

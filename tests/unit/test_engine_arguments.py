@@ -25,6 +25,7 @@ OTHER_VALUES: dict[str, list[Any]] = {
     "dtype": ["float32", "bfloat16", "float16"],
     "quantization": ["int8", "int4"],
     "linear_backend": ["torch", "mkl"],
+    "cuda_graphs": [True],
     "max_model_len": [64],
     "max_num_seqs": [1],
     "max_num_batched_tokens": [512],

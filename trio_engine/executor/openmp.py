@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # milliseconds, also when that one cannot run because this very spin has its core; a thread that has
 # gone to sleep takes long to wake. Measured with torch 2.13 on 2 cores, ms a step of one float32
 # request of 135M parameters, spinning 1,000 times, 10,000, and 300,000: idle machine 36, 27, 27;
-# beside one busy process 54, 95, 95. How long a spin is depends on the processor: on another one the
+# beside one busy process 54, 95, 95. How long a spin is depends on the processor: on another the
 # default took 241 beside one busy process and 1,745 beside two, where 1,000 took 115 and 272.
 _SPIN_COUNT = "10000"
 _SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")

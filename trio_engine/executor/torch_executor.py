@@ -118,6 +118,7 @@ class TorchExecutor:
         if self._adapters.can_do(command):
             return self._adapters.do(command)
         if command.method == "sleep":
+            runner.forget_graphs()
             memory.release(*command.args)
         elif command.method == "wake_up":
             memory.restore(*command.args)

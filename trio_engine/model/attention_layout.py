@@ -30,6 +30,11 @@ _CUDA_GATHER_BYTES = 256 << 20
 _MASK_BYTES = 32 << 20
 
 
+def gather_bytes(device: torch.device) -> int:
+    """KV that is gathered at once in a layer, if not a single row needs more."""
+    return _CPU_GATHER_BYTES if device.type == "cpu" else _CUDA_GATHER_BYTES
+
+
 @dataclass(frozen=True, slots=True)
 class RowLayout:
     """The rows of a batch as host arrays, rows that compute one token first.
@@ -54,6 +59,8 @@ def attention_view(
     cache: KVCache,
     device: torch.device,
     dtype: torch.dtype,
+    *,
+    padded_blocks: int | None = None,
 ) -> AttentionView:
     """Lays out a step's attention.
 
@@ -64,8 +71,12 @@ def attention_view(
         cache: gives block and item sizes.
         device: of the batch.
         dtype: of the scores' masks.
+        padded_blocks: of rows that all decode: pad each to so many blocks, and mask all, so that
+            the layout depends on nothing but their number. None for as little as they need.
     """
     planner = _Planner(rows, window, cache, device, dtype)
+    if padded_blocks is not None:
+        return AttentionView((planner.padded_decodes(padded_blocks),), ())
     return AttentionView(tuple(planner.decodes()), tuple(planner.prefills()))
 
 
@@ -86,7 +97,7 @@ class _Planner:
         self._block_bytes = cache.shape.layer_block_bytes
         self._device = device
         self._dtype = dtype
-        self._gather_bytes = _CPU_GATHER_BYTES if device.type == "cpu" else _CUDA_GATHER_BYTES
+        self._gather_bytes = gather_bytes(device)
 
     def decodes(self) -> Iterator[DecodeGroup]:
         num_rows = self._rows.num_decodes
@@ -98,6 +109,14 @@ class _Planner:
             yield self._decode_group(
                 rows, ends[rows], first_blocks[rows], int(num_blocks[rows].max())
             )
+
+    def padded_decodes(self, num_blocks: int) -> DecodeGroup:
+        """All rows as one group whose keys begin with their first, window or not."""
+        ends = self._rows.ends
+        length = num_blocks * self._block_size
+        mask = self._mask(self._first_visible(ends - 1), ends, length)[:, None, None]
+        block_ids = self._blocks(slice(None), np.arange(num_blocks)[None])
+        return DecodeGroup(0, len(ends), block_ids, length, mask)
 
     def prefills(self) -> Iterator[PrefillChunk]:
         rows = self._rows
@@ -117,18 +136,21 @@ class _Planner:
         first_blocks: NDArray[np.int64],
         num_blocks: int,
     ) -> DecodeGroup:
-        tables = self._rows.block_tables[rows]
-        columns = first_blocks[:, None] + np.arange(num_blocks)
-        # Columns past a table's width repeat its last block; the mask hides what they hold.
-        block_ids = np.take_along_axis(tables, np.minimum(columns, tables.shape[1] - 1), axis=1)
+        block_ids = self._blocks(rows, first_blocks[:, None] + np.arange(num_blocks))
         origins = first_blocks * self._block_size
         length = int((ends - origins).max())
         first_seen = self._first_visible(ends - 1) - origins
         mask = None
         if length != (ends - origins).min() or first_seen.any():
             mask = self._mask(first_seen, ends - origins, length)[:, None, None]
-        on_device = to_device(block_ids.reshape(-1), self._device)
-        return DecodeGroup(rows.start, rows.stop, on_device, length, mask)
+        return DecodeGroup(rows.start, rows.stop, block_ids, length, mask)
+
+    def _blocks(self, rows: slice, columns: NDArray[np.int64]) -> Tensor:
+        """``[num_rows * num_columns]``: what stands in these columns of the rows' tables."""
+        tables = self._rows.block_tables[rows]
+        # Columns past a table's width repeat its last block; the mask hides what they hold.
+        columns = np.minimum(columns, tables.shape[1] - 1)
+        return to_device(np.take_along_axis(tables, columns, axis=1).reshape(-1), self._device)
 
     def _prefill_chunks(self, row: int, start: int, stop: int, end: int) -> Iterator[PrefillChunk]:
         first_position = end - (stop - start)

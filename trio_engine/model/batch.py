@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from trio_engine.model.attention import AttentionView
     from trio_engine.model.config import ModelConfig
+    from trio_engine.model.decode_graphs import GraphSize
     from trio_engine.model.kv_cache import KVCache
     from trio_engine.model.lora import LoRAAdapters, LoRATokens
     from trio_engine.model.prompt_embeds import BatchEmbeds
@@ -116,6 +117,7 @@ class BatchBuilder:
         layout: StepLayout,
         last_tokens: Tensor | None = None,
         embeds: BatchEmbeds | None = None,
+        size: GraphSize | None = None,
     ) -> Batch:
         """Builds a step's batch.
 
@@ -124,6 +126,8 @@ class BatchBuilder:
             last_tokens: ``[max_num_seqs]`` int64 on the device: the newest token of each row. Read
                 for rows whose newest token the host does not know; None if it knows all.
             embeds: that stand in place of tokens.
+            size: pad a step whose rows all decode to it, behind the rows of the layout; None pads
+                nothing.
         """
         rows, block_size = self._rows, self._cache.shape.block_size
         token_slots = np.repeat(layout.slots, layout.counts)
@@ -131,15 +135,21 @@ class BatchBuilder:
         positions = np.arange(token_slots.size) + np.repeat(origins, layout.counts)
         blocks = rows.block_tables[token_slots, positions // block_size].astype(np.int64)
         kv_slots = blocks * block_size + positions % block_size
-        token_ids = to_device(rows.token_ids[token_slots, positions].astype(np.int64), self._device)
+        token_ids = rows.token_ids[token_slots, positions].astype(np.int64)
+        host = (token_ids, positions, kv_slots)
+        if size is not None:
+            scratch_slot = self._cache.scratch_block * block_size
+            padding = np.tile([[0], [0], [scratch_slot]], size.num_rows - len(positions))
+            host = tuple(np.concatenate((np.stack(host), padding), axis=1))
+        on_device, device_positions, device_slots = (to_device(a, self._device) for a in host)
         if last_tokens is not None:
             unsettled = np.flatnonzero(positions >= rows.num_settled[token_slots])
-            self._fill_in(token_ids, unsettled, token_slots[unsettled], last_tokens)
-        full, sliding = self._views(layout)
+            self._fill_in(on_device, unsettled, token_slots[unsettled], last_tokens)
+        full, sliding = self._views(layout, size)
         return Batch(
-            token_ids=token_ids,
-            positions=to_device(positions, self._device),
-            slots=to_device(kv_slots, self._device),
+            token_ids=on_device,
+            positions=device_positions,
+            slots=device_slots,
             sampling_tokens=self._sampling_tokens(layout),
             full=full,
             sliding=sliding,
@@ -163,19 +173,39 @@ class BatchBuilder:
             return None
         return to_device(layout.starts[layout.sampling + 1] - 1, self._device)
 
-    def _views(self, layout: StepLayout) -> tuple[AttentionView, AttentionView]:
+    def _views(
+        self, layout: StepLayout, size: GraphSize | None
+    ) -> tuple[AttentionView, AttentionView]:
         rows = RowLayout(
             starts=layout.starts,
             ends=self._rows.num_computed[layout.slots] + layout.counts,
             num_decodes=int((layout.counts == 1).sum()),
             block_tables=self._rows.block_tables[layout.slots],
         )
+        num_blocks = None
+        if size is not None:
+            rows, num_blocks = self._padded(rows, size.num_rows), size.num_blocks
         # Laid out only for layers that exist: many models have one kind.
         slides = self._model.layer_is_sliding
-        full = None if all(slides) else self._view(rows, None)
-        sliding = self._view(rows, self._model.sliding_window) if any(slides) else full
+        full = None if all(slides) else self._view(rows, None, num_blocks)
+        window = self._model.sliding_window
+        sliding = self._view(rows, window, num_blocks) if any(slides) else full
         assert sliding is not None
         return full or sliding, sliding
 
-    def _view(self, rows: RowLayout, window: int | None) -> AttentionView:
-        return attention_view(rows, window, self._cache, self._device, self._dtype)
+    def _padded(self, rows: RowLayout, num_rows: int) -> RowLayout:
+        """Adds rows of one token, which lies in the scratch block."""
+        num_more = num_rows - len(rows.ends)
+        width = rows.block_tables.shape[1]
+        scratch = np.full((num_more, width), self._cache.scratch_block, dtype=np.int32)
+        return RowLayout(
+            starts=np.arange(num_rows + 1),
+            ends=np.concatenate((rows.ends, np.ones(num_more, dtype=np.int64))),
+            num_decodes=num_rows,
+            block_tables=np.concatenate((rows.block_tables, scratch)),
+        )
+
+    def _view(self, rows: RowLayout, window: int | None, num_blocks: int | None) -> AttentionView:
+        return attention_view(
+            rows, window, self._cache, self._device, self._dtype, padded_blocks=num_blocks
+        )

@@ -62,8 +62,9 @@ class KVCache:
     """Keys and values of all layers, ``[num_layers, slots, 2, num_kv_heads, head_dim]``.
 
     A slot is a token's place: ``block_id * block_size + offset``. Keys and values of a token lie
-    side by side, so that one scatter writes and one gather reads both. Block ``null_block``,
-    behind the last, is never written: block tables are padded with it.
+    side by side, so that one scatter writes and one gather reads both. Behind the last lie two
+    more: block tables are padded with ``null_block``, which is never written, and rows that only
+    fill up a batch write to ``scratch_block``.
 
     On CPU memory becomes resident only as blocks are written.
 
@@ -80,12 +81,13 @@ class KVCache:
         self.shape = shape
         self.num_blocks = num_blocks
         self.null_block = num_blocks
+        self.scratch_block = num_blocks + 1
         self._device, self._dtype = device, dtype
         self.allocate()
 
     def allocate(self) -> None:
         """Takes its memory, zeroed; all there was is forgotten."""
-        shape, num_blocks = self.shape, self.num_blocks + 1
+        shape, num_blocks = self.shape, self.num_blocks + 2
         num_items = num_blocks * shape.block_bytes // shape.item_size
         flat = _zeros(num_items, self._device, self._dtype)
         token = (2, shape.num_kv_heads, shape.head_dim)
@@ -121,11 +123,18 @@ class KVCache:
             ``[num_blocks * block_size, 2, num_kv_heads, head_dim]``, valid until the next gather.
         """
         num_blocks = block_ids.shape[0]
-        if self._gathered.shape[0] < num_blocks:
-            self._gathered = self._gathered.new_empty(num_blocks, self._gathered.shape[1])
-        out = self._gathered[:num_blocks]
+        out = self.reserve_gather(num_blocks)[:num_blocks]
         torch.index_select(self._layer_blocks[layer], 0, block_ids, out=out)
         return out.view(-1, 2, self.shape.num_kv_heads, self.shape.head_dim)
+
+    def reserve_gather(self, num_blocks: int) -> Tensor:
+        """Makes room for a gather of so many blocks, and gives all the room that there is.
+
+        Whoever holds it may go on to use it when a larger one has taken its place.
+        """
+        if self._gathered.shape[0] < num_blocks:
+            self._gathered = self._gathered.new_empty(num_blocks, self._gathered.shape[1])
+        return self._gathered
 
     def clear(self, block_ids: Tensor) -> None:
         """Zeroes blocks that got a new owner.

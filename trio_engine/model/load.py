@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from trio_engine.checkpoint import locate_model
 from trio_engine.core.plan import ExecutorProperties
 from trio_engine.errors import ConfigError
+from trio_engine.model.decode_graphs import cuda_recorder
 from trio_engine.model.decoder import Decoder
 from trio_engine.model.device import dtype_name, out_of_memory_as, resolve_device, resolve_dtype
 from trio_engine.model.kv_cache import KVCache, KVCacheShape, choose_num_blocks
@@ -66,6 +67,8 @@ def load_model(
     """
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
+    if config.cuda_graphs and device.type != "cuda":
+        raise ConfigError(f"cuda_graphs need device 'cuda', not {device.type!r}")
     check_can_quantize(config.quantization, device)
     check_linear_backend(config, device, dtype)
     files = locate_model(config.model)
@@ -120,6 +123,7 @@ def _load_runner(
         max_num_seqs=config.max_num_seqs,
         max_model_len=max_model_len,
         launches_ahead=device.type != "cpu",
+        record=cuda_recorder() if config.cuda_graphs else None,
     )
     properties = ExecutorProperties(
         vocab_size=model.vocab_size,

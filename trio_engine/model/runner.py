@@ -12,7 +12,9 @@ import torch
 
 from trio_engine.errors import RequestStepError, StepError, UtilityError
 from trio_engine.model.attention import AttentionView, PrefillChunk
+from trio_engine.model.attention_layout import gather_bytes
 from trio_engine.model.batch import Batch, BatchBuilder, StepLayout, lay_out
+from trio_engine.model.decode_graphs import DecodeGraphs
 from trio_engine.model.device import out_of_memory_as, to_device
 from trio_engine.model.grammar_masks import GrammarMasks
 from trio_engine.model.in_flight import SampledOnHost, SampledRows, StepInFlight
@@ -24,9 +26,12 @@ from trio_engine.model.rows import Rows
 from trio_engine.model.sampler import Sampler
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from trio_engine.core.plan import StepPlan
+    from trio_engine.model.decode_graphs import GraphSize, Recording
     from trio_engine.model.decoder import Decoder
     from trio_engine.model.kv_cache import KVCache
     from trio_engine.requests import LoRARequest
@@ -44,6 +49,8 @@ class ModelRunner:
         max_model_len: tokens of one row.
         launches_ahead: leave sampled tokens on the device until ``StepInFlight.settle``, so that
             the next plan can start before. A device without a queue of its own gains nothing.
+        record: records steps in which all rows decode, so that they can be replayed; see
+            ``DecodeGraphs``. None computes them like all others.
 
     Attributes:
         adapters: that rows may use.
@@ -57,6 +64,7 @@ class ModelRunner:
         max_num_seqs: int,
         max_model_len: int,
         launches_ahead: bool,
+        record: Callable[[Callable[[], Tensor]], Recording] | None = None,
     ) -> None:
         model = decoder.config
         self._decoder = decoder
@@ -77,6 +85,12 @@ class ModelRunner:
         self._batches = BatchBuilder(
             self._rows, cache, model, self.adapters, self._device, self._dtype
         )
+        self._graphs: DecodeGraphs | None = None
+        if record is not None:
+            room = gather_bytes(self._device)
+            self._graphs = DecodeGraphs(
+                decoder, cache, self._rows, gather_bytes=room, record=record
+            )
         # The newest token of each row, where the next step finds it without asking the host.
         self._last_tokens: Tensor | None = None
         if launches_ahead:
@@ -86,6 +100,11 @@ class ModelRunner:
     def launches_ahead(self) -> bool:
         """Whether a plan may be launched before the one before it is settled."""
         return self._last_tokens is not None
+
+    def forget_graphs(self) -> None:
+        """To be called before memory is given back that recorded steps use."""
+        if self._graphs is not None:
+            self._graphs.forget()
 
     def synchronize(self) -> None:
         """Waits until the device has done all that was launched."""
@@ -165,14 +184,20 @@ class ModelRunner:
         self._rows.check_scheduled(slots, counts)
         layout = lay_out(self._rows, slots, counts)
         embeds = self._prompt_embeds.of(layout)
-        batch = self._batches.build(layout, self._last_tokens, embeds)
-        hidden = self._decoder.forward(batch, self._cache)
+        size = None if self._graphs is None or embeds is not None else self._graphs.size_of(layout)
+        batch = self._batches.build(layout, self._last_tokens, embeds, size)
+        hidden = self._forward(batch, size)
         self._prompt_logprobs.add(layout, hidden)
         self._rows.num_computed[layout.slots] += layout.counts
         if batch.sampling_tokens is None:
             return StepInFlight(plan, self._rows, None)
         logits = self._decoder.score(hidden.index_select(0, batch.sampling_tokens))
         return self._sample(plan, layout, logits)
+
+    def _forward(self, batch: Batch, size: GraphSize | None) -> Tensor:
+        if size is None or self._graphs is None:
+            return self._decoder.forward(batch, self._cache)
+        return self._graphs.forward(batch, size)
 
     def _sample(self, plan: StepPlan, layout: StepLayout, logits: Tensor) -> StepInFlight:
         rows = self._rows
