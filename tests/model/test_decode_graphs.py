@@ -98,7 +98,8 @@ def test_a_size_is_recorded_once_and_a_longer_row_or_another_row_is_a_new_size(
     for step in range(1, 70):
         driver.step({0: 1} if step > 40 else {0: 1, 1: 1, 2: 1})
         counts.append(recorder.num_recorded)
-    # Rows padded to 4 while they have up to 8 blocks of 4, then up to 16; then a row alone, to 64 tokens and beyond.
+    # Rows padded to 4 while they have up to 8 blocks of 4, then up to 16; then a row alone, up to
+    # 64 tokens and beyond.
     assert counts == [1] * 29 + [2] * 11 + [3] * 21 + [4] * 8
 
 
