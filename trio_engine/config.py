@@ -39,10 +39,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             unless given.
         linear_backend: how float32 matrices are multiplied with on CPU: ``torch`` as its linear
             layers do, ``swapped`` with the matrix on the left for few rows, ``mkl`` packed in the
-            order that MKL reads. ``auto`` measures during the load and takes the fastest; the last
-            bits of a product then depend on what it found.
+            order that MKL reads, which for a tied head takes memory beside the embedding. ``auto``
+            measures during the load and takes the fastest; the last bits of a product then depend
+            on what it found.
         cuda_graphs: record steps in which all requests decode, on CUDA, and replay them: a graph
-            for each power of two of requests and of KV blocks of the longest, as it comes up.
+            for each power of two of requests and of KV blocks of the longest. A size is recorded
+            when it first comes up, which takes a moment; padding may change a token's last bits.
         max_model_len: prompt and output tokens of one request together; what the model and the KV
             cache allow unless given, and never more.
         max_num_seqs: requests that run at once.

@@ -18,10 +18,17 @@ import time
 from typing import TYPE_CHECKING
 
 from tests.benchmarks.figures import Report
-from tests.model.decoding import GREEDY, PlanDriver, RunnerExecutor, load_decoder
+from trio_engine.executor.openmp import short_spins
+
+with short_spins():  # as an engine does
+    import torch
+
+from tests.model.decoding import CPU, GREEDY, PlanDriver, RunnerExecutor, load_decoder
 from tests.model.quantization_error import FixedText
 from trio_engine.checkpoint import locate_model
 from trio_engine.config import EngineConfig
+from trio_engine.model.linear_backend import choose_linear_backend
+from trio_engine.model.loader import open_checkpoint
 
 if TYPE_CHECKING:
     from trio_engine.config import QuantizationName
@@ -41,7 +48,10 @@ class Model:
         config = EngineConfig(
             max_model_len=MAX_MODEL_LEN, max_num_seqs=max_requests, num_blocks=num_blocks
         )
-        decoder = load_decoder(locate_model("smollm2"), quantization=quantization)
+        files = locate_model("smollm2")
+        model = open_checkpoint(files).config
+        backend = choose_linear_backend("auto", model, CPU, torch.float32)
+        decoder = load_decoder(files, quantization=quantization, linear_backend=backend)
         executor = RunnerExecutor(decoder, config, launches_ahead=False)
         self.name = quantization or "float32"
         self._driver = PlanDriver(executor, num_blocks, BLOCK_SIZE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 import types
@@ -87,10 +88,15 @@ def test_after_a_sleep_the_matrices_have_the_same_form(
 
 
 class TimedMatrix(StoredMatrix):
-    """Takes its time by a clock of its own, as many seconds for any product."""
+    """Takes its time by a clock of its own: seconds for a product of 1, 8 and 64 rows.
 
-    def __init__(self, clock: list[float], product_s: float) -> None:
-        self._clock, self._product_s = clock, product_s
+    The first products of any height take ten times as long.
+    """
+
+    def __init__(self, clock: list[float], product_s: tuple[float, float, float]) -> None:
+        self._clock = clock
+        self._product_s = dict(zip((1, 8, 64), product_s, strict=True))
+        self._is_new = set(self._product_s)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -101,39 +107,48 @@ class TimedMatrix(StoredMatrix):
         return 0
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
-        self._clock[0] += self._product_s
+        num_rows = x.shape[0]
+        self._clock[0] += self._product_s[num_rows] * (10 if num_rows in self._is_new else 1)
+        self._is_new.discard(num_rows)
         return x
 
 
 @pytest.mark.parametrize(
     ("torch_s", "swapped_s", "mkl_s", "expected"),
     [
-        (1.0, 2.0, 3.0, "torch"),
-        (2.0, 1.0, 3.0, "swapped"),
-        (3.0, 2.0, 1.0, "mkl"),
-        (1.04, 1.0, 1.02, "torch"),
-        (1.06, 1.0, 1.02, "swapped"),
+        ((1, 2, 9), (2, 4, 18), (3, 6, 27), "torch"),
+        ((2, 4, 18), (1, 2, 9), (3, 6, 27), "swapped"),
+        ((3, 6, 27), (2, 4, 18), (1, 2, 9), "mkl"),
+        ((1.04, 2.08, 9.36), (1, 2, 9), (1.02, 2.04, 9.18), "torch"),
+        ((1.06, 2.12, 9.54), (1, 2, 9), (1.02, 2.04, 9.18), "swapped"),
+        # A quarter less for the many rows, which take the longest, and half as long again for few.
+        ((1, 2, 9), (1.5, 3, 6.75), (2, 4, 12), "torch"),
+        # A little more for one row, and a quarter less for more of them.
+        ((1, 2, 9), (1.8, 2.4, 10.8), (1.05, 1.5, 6.75), "mkl"),
     ],
 )
 def test_the_fastest_is_taken_and_the_simplest_if_none_gains_much(
-    torch_s: float,
-    swapped_s: float,
-    mkl_s: float,
-    expected: str,
-    monkeypatch: pytest.MonkeyPatch,
+    torch_s: Any, swapped_s: Any, mkl_s: Any, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    times: dict[LinearBackendName, float] = {"torch": torch_s, "swapped": swapped_s, "mkl": mkl_s}
-    forms: dict[LinearBackendName, list[Any]] = {
-        name: [TimedMatrix(clock, product_s)] * 2 for name, product_s in times.items()
+    times: dict[LinearBackendName, Any] = {"torch": torch_s, "swapped": swapped_s, "mkl": mkl_s}
+    forms: dict[LinearBackendName, list[list[Any]]] = {
+        name: [[TimedMatrix(clock, product_s)] * 2 for _ in range(4)]
+        for name, product_s in times.items()
     }
     assert _fastest(forms) == expected
 
 
-def test_auto_measures_only_what_gains(wide: tuple[ModelFiles, Any], tmp_path: Path) -> None:
+def test_auto_measures_only_what_gains(
+    wide: tuple[ModelFiles, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = open_checkpoint(wide[0]).config
-    assert choose_linear_backend("auto", model, CPU, torch.float32) in FORMS
+    clock = itertools.count()  # as if everything took the same
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "perf_counter", lambda: float(next(clock)))
+        assert choose_linear_backend("auto", model, CPU, torch.float32) == "torch"
+    assert next(clock) > 100
     assert choose_linear_backend("auto", model, CPU, torch.bfloat16) == "torch"
     assert choose_linear_backend("auto", model, torch.device("cuda"), torch.float32) == "torch"
     assert choose_linear_backend("swapped", model, CPU, torch.float32) == "swapped"
@@ -157,17 +172,24 @@ def test_a_torch_that_cannot_pack_or_packs_wrongly_does_without(
     model = open_checkpoint(wide[0]).config
     assert choose_linear_backend("auto", model, CPU, torch.float32) in ("torch", "swapped")
     config = EngineConfig(model=str(wide[0].path), device="cpu", linear_backend="mkl")
-    with pytest.raises(ConfigError, match="linear_backend 'mkl' needs a torch with MKL"):
+    message = "linear_backend 'mkl': this torch cannot multiply by MKL's packed matrices"
+    with pytest.raises(ConfigError, match=message):
         TorchExecutor(config).load()
 
 
-@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"quantization": "int8"}])
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"dtype": "bfloat16"}, "bfloat16 on 'cpu'"),
+        ({"quantization": "int8"}, "quantization 'int8'"),
+    ],
+)
 @pytest.mark.parametrize("name", ["swapped", "mkl"])
 def test_only_float32_has_other_forms(
-    name: LinearBackendName, options: dict[str, Any], wide: tuple[ModelFiles, Any]
+    name: LinearBackendName, options: dict[str, Any], kept: str, wide: tuple[ModelFiles, Any]
 ) -> None:
     path = str(wide[0].path)
-    message = f"linear_backend '{name}' is for weights that are kept as float32"
+    message = f"linear_backend '{name}' needs float32 weights on 'cpu', not {kept}"
     config = EngineConfig(model=path, device="cpu", linear_backend=name, **options)
     with pytest.raises(ConfigError, match=re.escape(message)):
         TorchExecutor(config).load()

@@ -9,8 +9,11 @@ Counterpart: ``vllm/v1/cudagraph_dispatcher.py``.
 
 from __future__ import annotations
 
+import logging
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 import torch
 
@@ -26,7 +29,10 @@ if TYPE_CHECKING:
     from trio_engine.model.kv_cache import KVCache
     from trio_engine.model.rows import Rows
 
-# Blocks of a row in the smallest graph. Fewer would gain little: that many are read in no time.
+logger = logging.getLogger(__name__)
+
+# Blocks of a row in the smallest graph, so that a short row does not soon need another: with the
+# usual 16 tokens of a block a row of 128 is gathered, of which a layer reads a few hundred KB.
 _LEAST_BLOCKS = 8
 
 
@@ -45,18 +51,34 @@ class Recording:
     out: Tensor
 
 
+class Recorder(Protocol):
+    """Records functions on a device."""
+
+    def record(self, function: Callable[[], Tensor]) -> Recording:
+        """Records a function, which is called at least once and must do the same each time.
+
+        Raises:
+            RuntimeError: it cannot be recorded, or memory ran out.
+        """
+        ...
+
+    def forget(self) -> None:
+        """Called when nothing that was recorded is used any more."""
+        ...
+
+
 class DecodeGraphs:
     """Runs padded batches of a decoder by graphs, which are recorded as sizes come up.
 
-    Sizes are powers of two, so that there are few; a step that does not fit in any is computed as
-    any other. Whoever frees the weights or the KV cache must call ``forget``.
+    Sizes are powers of two. A step that fits in none, or whose size could not be recorded, is
+    computed as any other. Whoever frees the weights or the KV cache must call ``forget``.
 
     Args:
         decoder: the model.
         cache: its KV cache.
         rows: the persistent rows.
         gather_bytes: of KV that one step may gather in a layer; larger steps are not recorded.
-        record: records a function; ``cuda_recorder``, or ``record_eagerly`` without such a device.
+        recorder: of the device.
     """
 
     def __init__(
@@ -66,42 +88,61 @@ class DecodeGraphs:
         rows: Rows,
         *,
         gather_bytes: int,
-        record: Callable[[Callable[[], Tensor]], Recording],
+        recorder: Recorder,
     ) -> None:
         self._decoder = decoder
         self._cache = cache
         self._rows = rows
         self._most_blocks = gather_bytes // cache.shape.layer_block_bytes
-        self._record = record
-        self._graphs: dict[GraphSize, _Graph] = {}
+        self._recorder = recorder
+        self._graphs: dict[GraphSize, _Graph | None] = {}
+        # A row beyond the window would gather in every sliding layer what that does not look at.
+        config = decoder.config
+        self._window = config.sliding_window if any(config.layer_is_sliding) else None
 
     def size_of(self, layout: StepLayout) -> GraphSize | None:
         """The size that a step has to be padded to; None if it cannot be run by a graph."""
         if (layout.counts != 1).any() or self._rows.lora_ids[layout.slots].any():
             return None
         num_tokens = int(self._rows.num_computed[layout.slots].max()) + 1
+        if self._window is not None and num_tokens > self._window:
+            return None
         num_blocks = -(-num_tokens // self._cache.shape.block_size)
-        size = GraphSize(
-            _power_of_two(layout.slots.size), max(_LEAST_BLOCKS, _power_of_two(num_blocks))
-        )
-        return size if size.num_rows * size.num_blocks <= self._most_blocks else None
+        table_width = self._rows.block_tables.shape[1]
+        num_blocks = min(table_width, max(_LEAST_BLOCKS, _power_of_two(num_blocks)))
+        size = GraphSize(_power_of_two(layout.slots.size), num_blocks)
+        is_known_to_fail = self._graphs.get(size, self) is None
+        fits = size.num_rows * size.num_blocks <= self._most_blocks
+        return size if fits and not is_known_to_fail else None
 
     def forward(self, batch: Batch, size: GraphSize) -> Tensor:
-        """``Decoder.forward`` of a batch that is padded to ``size``."""
+        """``Decoder.forward`` of a batch that is padded to ``size``.
+
+        Returns:
+            ``[size.num_rows, hidden]``, to be read by what is launched before the next call only.
+        """
         graph = self._graphs.get(size)
         if graph is None:
             graph = self._graphs[size] = self._new_graph(batch, size)
+        if graph is None:
+            return self._decoder.forward(batch, self._cache)
         return graph.run(batch)
 
     def forget(self) -> None:
         """Drops all graphs: they would read memory that is given back."""
         self._graphs.clear()
+        self._recorder.forget()
 
-    def _new_graph(self, batch: Batch, size: GraphSize) -> _Graph:
-        # Of the graph for good: what the cache has may grow, and the old one would be freed.
-        scratch = self._cache.reserve_gather(size.num_rows * size.num_blocks)
+    def _new_graph(self, batch: Batch, size: GraphSize) -> _Graph | None:
         inputs = _copy_of(batch)
-        recording = self._record(lambda: self._decoder.forward(inputs, self._cache))
+        try:
+            # Once as large as any graph needs it. It is the graph's for good: what the cache has
+            # may grow for a step that is not recorded, and the old one would be freed.
+            scratch = self._cache.reserve_gather(self._most_blocks)
+            recording = self._recorder.record(lambda: self._decoder.forward(inputs, self._cache))
+        except RuntimeError as error:  # torch's out of memory is one too
+            logger.warning("step_not_recorded size=%s reason='%s'", tuple(size), error)
+            return None
         return _Graph(inputs, recording, scratch)
 
 
@@ -123,33 +164,42 @@ class _Graph:
         for target, source in zip(self._inputs, _tensors_of(batch), strict=True):
             target.copy_(source, non_blocking=True)
         self._recording.replay()
-        # The next replay, of any graph, may write there.
-        return self._recording.out.clone()
+        return self._recording.out
 
 
-def record_eagerly(function: Callable[[], Tensor]) -> Recording:
-    """Records nothing: a replay calls the function. For devices without graphs."""
-    out = function()
-    return Recording(lambda: out.copy_(function()), out)
+class CudaRecorder:
+    """Records CUDA graphs, which share their memory: only one of them runs at a time.
 
+    One for each thread that computes. To record stops the device for a moment.
+    """
 
-def cuda_recorder() -> Callable[[Callable[[], Tensor]], Recording]:
-    """Records CUDA graphs, which share their memory: only one of them runs at a time."""
-    pool = torch.cuda.graph_pool_handle()
+    # CUDA allows one capture at a time in a process, in which there may be several engines.
+    _capturing: ClassVar[threading.Lock] = threading.Lock()
 
-    def record(function: Callable[[], Tensor]) -> Recording:
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        # Its own, and the same for the first run and the capture: libraries keep a workspace for
+        # each stream, which must be allocated before the capture and be nobody else's.
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, function: Callable[[], Tensor]) -> Recording:
+        """Runs a function once, and then records it."""
+        stream, graph = self._stream, torch.cuda.CUDAGraph()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            function()  # libraries allocate in a first run what they must not in a capture
+            function()
         torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        # Only what this thread does is looked at: other threads of a service may use CUDA too.
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        with (
+            self._capturing,
+            # What other threads call meanwhile does not end the capture.
+            torch.cuda.graph(graph, self._pool, stream, capture_error_mode="thread_local"),
+        ):
             out = function()
         return Recording(graph.replay, out)
 
-    return record
+    def forget(self) -> None:
+        """Leaves the pool of the graphs that are gone, so that its memory can be given back."""
+        self._pool = torch.cuda.graph_pool_handle()
 
 
 def _copy_of(batch: Batch) -> Batch:

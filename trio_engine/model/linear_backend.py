@@ -7,17 +7,18 @@ another it takes 23 and 41.
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
 from typing import TYPE_CHECKING
 
 import torch
 
 from trio_engine.errors import ConfigError
+from trio_engine.model.device import dtype_name, return_freed_memory
 from trio_engine.model.linear import PackedMatrix, SwappedMatrix, can_pack, linear
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import Tensor
 
     from trio_engine.config import EngineConfig, LinearBackendName
@@ -28,12 +29,14 @@ if TYPE_CHECKING:
 _LEAST_ELEMENTS = 1 << 18
 # A step reads all of a model, so what is measured must not stay in a cache either: in a cache of
 # 260 MB that others used as well, 24 MB had another form win than 128 and 256, and 64 had either
-# win. 128 take half a second on 2 cores.
+# win. 128 take a third of a second on 2 cores.
 _SAMPLE_BYTES = 128 << 20
+# A layer for each form, so that none finds in a cache what another one has just read.
+_LEAST_LAYERS = 3
 # Rows: a request that decodes alone, a few that do, and a prompt.
 _HEIGHTS = (1, 8, 64)
-# The shortest counts: what else the machine does only adds.
-_NUM_ROUNDS = 3
+# Turns of each layer. With ten layers a median is of 20 turns.
+_NUM_ROUNDS = 2
 # What two measurements of the same may differ by: the simplest form stays unless one gains more.
 _LEAST_GAIN = 1.05
 
@@ -47,12 +50,17 @@ def check_linear_backend(config: EngineConfig, device: torch.device, dtype: torc
     name = config.linear_backend
     if name in ("auto", "torch"):
         return
-    if device.type != "cpu" or dtype is not torch.float32 or config.quantization is not None:
+    if config.quantization is not None:
+        kept = f"quantization {config.quantization!r}"
+    elif device.type != "cpu" or dtype is not torch.float32:
+        kept = f"{dtype_name(dtype)} on {device.type!r}"
+    elif name == "mkl" and not can_pack():
         raise ConfigError(
-            f"linear_backend {name!r} is for weights that are kept as float32 on device 'cpu'"
+            "linear_backend 'mkl': this torch cannot multiply by MKL's packed matrices"
         )
-    if name == "mkl" and not can_pack():
-        raise ConfigError("linear_backend 'mkl' needs a torch with MKL, which this one is not")
+    else:
+        return
+    raise ConfigError(f"linear_backend {name!r} needs float32 weights on 'cpu', not {kept}")
 
 
 def choose_linear_backend(
@@ -71,13 +79,19 @@ def choose_linear_backend(
     """
     if name != "auto":
         return name
-    sample = list(_sample(model))
+    sample = _sample(model)
     if device.type != "cpu" or dtype is not torch.float32 or not sample:
         return "torch"
     names: list[LinearBackendName] = ["torch", "swapped"]
     if can_pack():
         names.append("mkl")
-    return _fastest({name: [in_form_of(name, matrix) for matrix in sample] for name in names})
+    forms: dict[LinearBackendName, list[list[Matrix]]] = {
+        name: [[in_form_of(name, matrix) for matrix in layer] for layer in sample] for name in names
+    }
+    best = _fastest(forms)
+    del forms, sample
+    return_freed_memory(device)
+    return best
 
 
 def in_form_of(name: LinearBackendName, matrix: Tensor) -> Matrix:
@@ -87,44 +101,53 @@ def in_form_of(name: LinearBackendName, matrix: Tensor) -> Matrix:
     return PackedMatrix(matrix) if name == "mkl" else SwappedMatrix(matrix)
 
 
-def _sample(model: ModelConfig) -> Iterator[Tensor]:
-    """Matrices of the shapes of one layer after the other, cut where they are very large."""
+def _sample(model: ModelConfig) -> list[list[Tensor]]:
+    """Layers of matrices of the model's shapes: very large ones cut, small ones left out."""
     hidden, intermediate = model.hidden_size, model.intermediate_size
     queries = model.num_heads * model.head_dim
     qkv = queries + 2 * model.num_kv_heads * model.head_dim
     shapes = ((qkv, hidden), (hidden, queries), (2 * intermediate, hidden), (hidden, intermediate))
-    num_bytes = 0
-    for num_out, num_in in shapes * model.num_layers:
-        num_rows = min(num_out, max(64, _SAMPLE_BYTES // 16 // num_in))
-        if num_rows * num_in >= _LEAST_ELEMENTS:
-            yield torch.full((num_rows, num_in), 0.01)
-            num_bytes += 4 * num_rows * num_in
-        if num_bytes > _SAMPLE_BYTES:
-            return
+    cut = [(min(rows, _SAMPLE_BYTES // 64 // size + 1), size) for rows, size in shapes]
+    kept = [shape for shape in cut if math.prod(shape) >= _LEAST_ELEMENTS]
+    if not kept:
+        return []
+    wanted = _SAMPLE_BYTES // (4 * sum(map(math.prod, kept))) + 1
+    num_layers = max(_LEAST_LAYERS, min(model.num_layers, wanted))
+    return [[torch.full(shape, 0.01) for shape in kept] for _ in range(num_layers)]
 
 
 @torch.inference_mode()
-def _fastest(forms: dict[LinearBackendName, list[Matrix]]) -> LinearBackendName:
-    """That whose times, each relative to the best one of a height, are the least in sum."""
-    slowness = dict.fromkeys(forms, 0.0)
+def _fastest(forms: dict[LinearBackendName, list[list[Matrix]]]) -> LinearBackendName:
+    """That with the least time over torch's, in the geometric mean over heights."""
+    slowness = dict.fromkeys(forms, 1.0)
     for height in _HEIGHTS:
-        inputs = [torch.ones(height, matrix.shape[1]) for matrix in forms["torch"]]
-        times_s = _shortest_times_s(forms, inputs)
-        for name, time_s in times_s.items():
-            slowness[name] += time_s / min(times_s.values())
+        for name, ratio in _slowness(forms, height).items():
+            slowness[name] *= ratio ** (1 / len(_HEIGHTS))
     best = min(slowness, key=slowness.__getitem__)
-    return best if slowness["torch"] > _LEAST_GAIN * slowness[best] else "torch"
+    return best if slowness[best] * _LEAST_GAIN < 1 else "torch"
 
 
-def _shortest_times_s(
-    forms: dict[LinearBackendName, list[Matrix]], inputs: list[Tensor]
+def _slowness(
+    forms: dict[LinearBackendName, list[list[Matrix]]], height: int
 ) -> dict[LinearBackendName, float]:
-    """Of each form's products with all inputs; the forms take turns."""
-    times_s = dict.fromkeys(forms, float("inf"))
-    for _ in range(_NUM_ROUNDS):
-        for name, matrices in forms.items():
-            start_s = time.perf_counter()
-            for x, matrix in zip(inputs, matrices, strict=True):
-                linear(x, matrix)
-            times_s[name] = min(times_s[name], time.perf_counter() - start_s)
-    return times_s
+    """Medians of times over torch's in the same turn, all of which what else goes on slows down."""
+    num_layers, names = len(forms["torch"]), list(forms)
+    ratios: dict[LinearBackendName, list[float]] = {name: [] for name in names}
+    for turn in range(_NUM_ROUNDS * num_layers):
+        times_s: dict[LinearBackendName, float] = {}
+        for place in range(len(names)):
+            name = names[(turn + place) % len(names)]  # none is always the first
+            layer = forms[name][(turn + place * num_layers // len(names)) % num_layers]
+            times_s[name] = _time_s(layer, height)
+        for name, time_s in times_s.items():
+            ratios[name].append(time_s / times_s["torch"])
+    return {name: statistics.median(of_turns) for name, of_turns in ratios.items()}
+
+
+def _time_s(matrices: list[Matrix], height: int) -> float:
+    """Of one product with each."""
+    inputs = [torch.ones(height, matrix.shape[1]) for matrix in matrices]
+    start_s = time.perf_counter()
+    for x, matrix in zip(inputs, matrices, strict=True):
+        linear(x, matrix)
+    return time.perf_counter() - start_s

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from trio_engine.checkpoint import locate_model
 from trio_engine.core.plan import ExecutorProperties
 from trio_engine.errors import ConfigError
-from trio_engine.model.decode_graphs import cuda_recorder
+from trio_engine.model.decode_graphs import CudaRecorder
 from trio_engine.model.decoder import Decoder
 from trio_engine.model.device import dtype_name, out_of_memory_as, resolve_device, resolve_dtype
 from trio_engine.model.kv_cache import KVCache, KVCacheShape, choose_num_blocks
@@ -42,6 +42,8 @@ CUDA_STEP_TOKENS = 8192
 _CPU_STEP_FLOPS = 35e9
 _MOST_CPU_STEP_TOKENS = 256
 _RESERVED_BYTES = 256 << 20
+# What all graphs gather to, and as much again for their own memory and the driver's.
+_GRAPH_BYTES = 512 << 20
 
 
 class LoadedModel(NamedTuple):
@@ -123,7 +125,7 @@ def _load_runner(
         max_num_seqs=config.max_num_seqs,
         max_model_len=max_model_len,
         launches_ahead=device.type != "cpu",
-        record=cuda_recorder() if config.cuda_graphs else None,
+        recorder=CudaRecorder() if config.cuda_graphs else None,
     )
     properties = ExecutorProperties(
         vocab_size=model.vocab_size,
@@ -162,4 +164,5 @@ def _reserve(config: EngineConfig, model: ModelConfig, default_step_tokens: int)
     step_tokens = config.max_num_batched_tokens or default_step_tokens
     logits = min(config.max_num_seqs, step_tokens) * model.vocab_size * 4 * 8
     widest = max(2 * model.intermediate_size, (model.num_heads + 2) * model.head_dim)
-    return logits + step_tokens * (widest + model.hidden_size) * 4 * 4 + _RESERVED_BYTES
+    graphs = _GRAPH_BYTES if config.cuda_graphs else 0
+    return logits + step_tokens * (widest + model.hidden_size) * 4 * 4 + graphs + _RESERVED_BYTES

@@ -26,12 +26,10 @@ from trio_engine.model.rows import Rows
 from trio_engine.model.sampler import Sampler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
     from trio_engine.core.plan import StepPlan
-    from trio_engine.model.decode_graphs import GraphSize, Recording
+    from trio_engine.model.decode_graphs import GraphSize, Recorder
     from trio_engine.model.decoder import Decoder
     from trio_engine.model.kv_cache import KVCache
     from trio_engine.requests import LoRARequest
@@ -49,7 +47,7 @@ class ModelRunner:
         max_model_len: tokens of one row.
         launches_ahead: leave sampled tokens on the device until ``StepInFlight.settle``, so that
             the next plan can start before. A device without a queue of its own gains nothing.
-        record: records steps in which all rows decode, so that they can be replayed; see
+        recorder: records steps in which all rows decode, so that they can be replayed; see
             ``DecodeGraphs``. None computes them like all others.
 
     Attributes:
@@ -64,7 +62,7 @@ class ModelRunner:
         max_num_seqs: int,
         max_model_len: int,
         launches_ahead: bool,
-        record: Callable[[Callable[[], Tensor]], Recording] | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         model = decoder.config
         self._decoder = decoder
@@ -86,10 +84,10 @@ class ModelRunner:
             self._rows, cache, model, self.adapters, self._device, self._dtype
         )
         self._graphs: DecodeGraphs | None = None
-        if record is not None:
+        if recorder is not None:
             room = gather_bytes(self._device)
             self._graphs = DecodeGraphs(
-                decoder, cache, self._rows, gather_bytes=room, record=record
+                decoder, cache, self._rows, gather_bytes=room, recorder=recorder
             )
         # The newest token of each row, where the next step finds it without asking the host.
         self._last_tokens: Tensor | None = None
@@ -195,8 +193,9 @@ class ModelRunner:
         return self._sample(plan, layout, logits)
 
     def _forward(self, batch: Batch, size: GraphSize | None) -> Tensor:
-        if size is None or self._graphs is None:
+        if size is None:
             return self._decoder.forward(batch, self._cache)
+        assert self._graphs is not None, "a size is a graph's"
         return self._graphs.forward(batch, size)
 
     def _sample(self, plan: StepPlan, layout: StepLayout, logits: Tensor) -> StepInFlight:

@@ -224,7 +224,7 @@ class WeightForm(NamedTuple):
         del weights
         for index in range(len(layers)):
             layers[index] = self._layer(index, layers[index])
-            # A packed matrix is allocated many times as large as what it fills. In the place of
+            # A packed matrix is allocated 2 to 9 times as large as what it fills. In the place of
             # freed ones all of it would count as used, had their pages not been given back.
             return_freed_memory(embedding.device)
         return DecoderWeights(
