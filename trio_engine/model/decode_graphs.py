@@ -111,9 +111,9 @@ class DecodeGraphs:
         table_width = self._rows.block_tables.shape[1]
         num_blocks = min(table_width, max(_LEAST_BLOCKS, _power_of_two(num_blocks)))
         size = GraphSize(_power_of_two(layout.slots.size), num_blocks)
-        is_known_to_fail = self._graphs.get(size, self) is None
+        has_failed = size in self._graphs and self._graphs[size] is None
         fits = size.num_rows * size.num_blocks <= self._most_blocks
-        return size if fits and not is_known_to_fail else None
+        return size if fits and not has_failed else None
 
     def forward(self, batch: Batch, size: GraphSize) -> Tensor:
         """``Decoder.forward`` of a batch that is padded to ``size``.
