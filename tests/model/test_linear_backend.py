@@ -20,8 +20,8 @@ from tests.model.test_sleep import SleepingModel
 from tests.model.tiny_models import make_hf_folder
 from trio_engine.checkpoint import ModelFiles
 from trio_engine.config import EngineConfig
-from trio_engine.core.pause import RELEASED_AT
-from trio_engine.errors import ConfigError
+from trio_engine.core.pause import MEMORY_TAGS, RELEASED_AT
+from trio_engine.errors import ConfigError, UtilityError
 from trio_engine.executor.torch_executor import TorchExecutor
 from trio_engine.model.linear import PackedMatrix, SwappedMatrix, can_pack
 from trio_engine.model.linear_backend import _fastest, choose_linear_backend
@@ -197,3 +197,31 @@ def test_only_float32_has_other_forms(
         model=path, device="cpu", linear_backend="torch", kv_cache_bytes=1 << 20, **options
     )
     TorchExecutor(plain).load()
+
+
+@NEEDS_MKL
+def test_a_wake_up_that_fails_holds_on_to_nothing(
+    wide: tuple[ModelFiles, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = SleepingModel(wide[0].path, linear_backend="mkl")
+    model.fall_asleep(RELEASED_AT[2])
+    packed: list[weakref.ref[torch.Tensor]] = []
+    pack = torch.ops.mkl._mkl_reorder_linear_weight
+
+    def pack_some(matrix: torch.Tensor, num_rows: int) -> torch.Tensor:
+        if len(packed) == 5:
+            raise torch.OutOfMemoryError("not enough memory")
+        packed.append(weakref.ref(matrix))
+        result: torch.Tensor = pack(matrix, num_rows)
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.ops, "mkl", types.SimpleNamespace(_mkl_reorder_linear_weight=pack_some))
+        with pytest.raises(UtilityError, match="out of memory while waking up weights") as raised:
+            model.command("wake_up", sorted(MEMORY_TAGS))
+    assert len(packed) == 5
+    assert not any(matrix() is not None for matrix in packed)
+    assert raised.value.__cause__ is not None  # and is still here
+    model.wake_up()
+    model.add_all()
+    model.finish()

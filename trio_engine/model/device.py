@@ -6,6 +6,7 @@ Layer: model. The one place that knows what torch raises when memory runs out.
 from __future__ import annotations
 
 import ctypes
+import traceback
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +85,8 @@ def return_freed_memory(device: torch.device) -> None:
 def out_of_memory_as(error_type: type[EngineError], doing: str) -> Iterator[None]:
     """Translates torch's, numpy's and the system's out-of-memory errors into one of ours.
 
+    What was half made is let go of: the error may be kept for long, and memory is short.
+
     Args:
         error_type: what to raise instead.
         doing: completes "out of memory while ...".
@@ -91,10 +94,12 @@ def out_of_memory_as(error_type: type[EngineError], doing: str) -> Iterator[None
     try:
         yield
     except (MemoryError, torch.OutOfMemoryError) as error:
+        traceback.clear_frames(error.__traceback__)
         raise error_type(f"out of memory while {doing}: {_first_line(error)}") from error
     except (RuntimeError, OSError) as error:
         if not any(phrase in str(error) for phrase in _CPU_OUT_OF_MEMORY):
             raise
+        traceback.clear_frames(error.__traceback__)
         raise error_type(f"out of memory while {doing}: {_first_line(error)}") from error
 
 

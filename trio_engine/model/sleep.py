@@ -66,13 +66,19 @@ class ModelMemory:
             UtilityError: memory ran out. As before, what could not be taken stays asleep.
         """
         # Weights first, as in a load: reading them takes room beside them for a moment.
-        for tag in sorted(_memory_tags(tags) & self.asleep, reverse=True):
-            with out_of_memory_as(UtilityError, f"waking up {tag.value}"):
-                if tag is SleepTag.WEIGHTS:
-                    self._reload_weights()
-                else:
-                    self._cache.allocate()
-            self.asleep.remove(tag)
+        try:
+            for tag in sorted(_memory_tags(tags) & self.asleep, reverse=True):
+                with out_of_memory_as(UtilityError, f"waking up {tag.value}"):
+                    self._restore(tag)
+                self.asleep.remove(tag)
+        finally:  # what was made in vain must not lack at the next try
+            return_freed_memory(self._decoder.device)
+
+    def _restore(self, tag: SleepTag) -> None:
+        if tag is SleepTag.WEIGHTS:
+            self._reload_weights()
+        else:
+            self._cache.allocate()
 
     def _reload_weights(self) -> None:
         decoder = self._decoder
