@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
     from trio_engine.model.matrix import Matrix
 
-NEEDS_MKL = pytest.mark.skipif(not can_pack(), reason="needs a torch with MKL")
+# Not by can_pack, which would hide its own fault.
+HAS_MKL = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+NEEDS_MKL = pytest.mark.skipif(not HAS_MKL, reason="needs a torch with MKL")
 FORMS = [SwappedMatrix, pytest.param(PackedMatrix, marks=NEEDS_MKL)]
 SHAPES = [(5, 3), (512, 512), (1010, 512), (2048, 512), (1024, 1024), (576, 1536)]
 
@@ -38,6 +40,10 @@ def test_it_equals_torchs(
         found = linear(x, matrix, bias)
         assert found.is_contiguous()
         torch.testing.assert_close(found, functional.linear(x, values, bias), rtol=1e-4, atol=1e-4)
+
+
+def test_every_torch_with_mkl_can_pack() -> None:
+    assert can_pack() is HAS_MKL
 
 
 @NEEDS_MKL

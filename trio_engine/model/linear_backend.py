@@ -79,8 +79,10 @@ def choose_linear_backend(
     """
     if name != "auto":
         return name
+    if device.type != "cpu" or dtype is not torch.float32:
+        return "torch"
     sample = _sample(model)
-    if device.type != "cpu" or dtype is not torch.float32 or not sample:
+    if not sample:
         return "torch"
     names: list[LinearBackendName] = ["torch", "swapped"]
     if can_pack():
