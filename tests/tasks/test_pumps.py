@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.tasks.engine_parts import TEST_TIMEOUT_S
 from trio_engine.core.outbox import Outbox
@@ -20,13 +20,15 @@ from trio_engine.engine.inbox import MAX_LISTS, Inbox
 from trio_engine.engine.pumps import (
     MAX_BYTES_PER_SLICE,
     MAX_MESSAGES_PER_SLICE,
+    MAX_REST_S,
+    REST_PER_DECODING,
     OutputWriter,
     next_limit,
     read_requests,
 )
 from trio_engine.outputs import FinishReason, UtilityOutput, UtilityResult
 from trio_engine.sampling_params import SamplingParams
-from trio_engine.testing.memory_transport import MemoryNetwork
+from trio_engine.testing.memory_transport import MemoryNetwork, MemorySocket
 from trio_engine.testing.requests import make_request
 from trio_engine.transport.context import ZmqContext, open_context
 from trio_engine.transport.readiness import Direction
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
     from trio_engine.outputs import EngineCoreOutputs
     from trio_engine.transport.socket import ZmqSocket
+    from trio_engine.wire.messages import Frames
 
 PEER = b"\x00\x00"
 
@@ -91,6 +94,25 @@ class CountingInbox(Inbox):
             self.empty()
 
 
+def never() -> bool:
+    """No request must wait."""
+    return False
+
+
+class SlowFrames(list[bytes | memoryview]):
+    """A message that takes so long to decode, by a clock that stands still otherwise."""
+
+    def __init__(self, frames: Frames, clock: MockClock, decoding_s: float) -> None:
+        super().__init__(bytes(frame) for frame in frames)
+        self._clock = clock
+        self._decoding_s = decoding_s
+
+    def __getitem__(self, index: Any) -> Any:
+        if index == 1:
+            self._clock.jump(self._decoding_s)
+        return super().__getitem__(index)
+
+
 async def send_aborts(router: ZmqSocket, *request_ids: str) -> None:
     encoder = RequestEncoder()
     for request_id in request_ids:
@@ -114,7 +136,7 @@ async def test_a_burst_is_read_whole_and_in_order(
     router, dealer = inputs
     inbox = CountingInbox()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(read_requests, dealer, Outbox(3, 0), Doorbell(), inbox)
+        nursery.start_soon(read_requests, dealer, Outbox(3, 0), Doorbell(), inbox, never)
         await send_aborts(router, *ids)
         await inbox.wait_ids(len(ids))
         nursery.cancel_scope.cancel()
@@ -142,7 +164,7 @@ async def test_a_reader_waits_for_the_loop_and_leaves_the_rest_to_zeromq(
     ids = [str(i) for i in range(2 * MAX_LISTS * MAX_MESSAGES_PER_SLICE)]
     await send_aborts(router, *ids)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(read_requests, dealer, Outbox(3, 0), Doorbell(), inbox)
+        nursery.start_soon(read_requests, dealer, Outbox(3, 0), Doorbell(), inbox, never)
         while dealer.statistics().messages_received < MAX_LISTS:
             await trio.lowlevel.checkpoint()
         await wait_all_tasks_blocked(0.05)
@@ -161,7 +183,7 @@ async def test_cancelling_a_reader_loses_nothing_that_has_arrived(
     inbox = CountingInbox()
     ids = [str(i) for i in range(MAX_LISTS + 100)]
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(read_requests, dealer, Outbox(3, 0), Doorbell(), inbox)
+        nursery.start_soon(read_requests, dealer, Outbox(3, 0), Doorbell(), inbox, never)
         for number, request_id in enumerate(ids, 1):
             await send_aborts(router, request_id)
             if number <= MAX_LISTS + 1:  # one by one, so that each is a list
@@ -189,9 +211,59 @@ async def test_a_flood_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch)
         network.peer("memory://in").send([bytes(frame) for frame in frames])
     async with trio.open_nursery() as nursery:
         nursery.cancel_scope.cancel()
-        nursery.start_soon(read_requests, socket, Outbox(3, 0), Doorbell(), inbox)
+        nursery.start_soon(read_requests, socket, Outbox(3, 0), Doorbell(), inbox, never)
     inbox.empty()
     assert inbox.ids == ["0", "1", "2"]
+
+
+class SlowSocket(MemorySocket):
+    """So many messages wait here, and take so long each to decode."""
+
+    def __init__(self, clock: MockClock, count: int, decoding_s: float) -> None:
+        network, encoder = MemoryNetwork(), RequestEncoder()
+        super().__init__(network)
+        self.connect("memory://in")
+        self._clock, self._decoding_s = clock, decoding_s
+        for number in range(count):
+            frames = encoder.encode(AbortRequest([str(number)]))
+            network.peer("memory://in").send([bytes(frame) for frame in frames])
+
+    async def receive_many(self, limit: int) -> list[Frames]:
+        messages = await super().receive_many(limit)
+        slow: list[Frames] = [
+            SlowFrames(frames, self._clock, self._decoding_s) for frames in messages
+        ]
+        return slow
+
+
+@pytest.mark.parametrize(
+    ("decoding_s", "rest_s"),
+    [(1e-4, 1e-4 * MAX_MESSAGES_PER_SLICE * REST_PER_DECODING), (0.1, MAX_REST_S)],
+)
+async def test_requests_that_can_only_wait_are_read_slowly(
+    mock_clock: MockClock, decoding_s: float, rest_s: float
+) -> None:
+    inbox = CountingInbox()
+    socket = SlowSocket(mock_clock, MAX_MESSAGES_PER_SLICE + 1, decoding_s)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read_requests, socket, Outbox(3, 0), Doorbell(), inbox, lambda: True)
+        for wait_s, num_read in ((0.0, 0), (rest_s * 0.99, 0), (rest_s * 0.02, 1)):
+            mock_clock.jump(wait_s)
+            await wait_all_tasks_blocked()
+            inbox.empty()
+            assert len(inbox.ids) == MAX_MESSAGES_PER_SLICE + num_read
+        nursery.cancel_scope.cancel()
+
+
+async def test_requests_that_may_start_are_read_at_once(mock_clock: MockClock) -> None:
+    inbox = CountingInbox()
+    socket = SlowSocket(mock_clock, MAX_MESSAGES_PER_SLICE + 1, 1e-4)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read_requests, socket, Outbox(3, 0), Doorbell(), inbox, never)
+        await wait_all_tasks_blocked()
+        inbox.empty()
+        assert len(inbox.ids) == MAX_MESSAGES_PER_SLICE + 1
+        nursery.cancel_scope.cancel()
 
 
 async def test_what_does_not_decode_is_passed_on_as_such(
@@ -200,7 +272,7 @@ async def test_what_does_not_decode_is_passed_on_as_such(
     router, dealer = inputs
     inbox = CountingInbox()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(read_requests, dealer, Outbox(3, 0), Doorbell(), inbox)
+        nursery.start_soon(read_requests, dealer, Outbox(3, 0), Doorbell(), inbox, never)
         await router.send([PEER, b"\x07", b"?"])
         await inbox.doorbell.wait()
         (arrival,) = inbox.take()
@@ -217,7 +289,9 @@ async def test_a_socket_that_is_closed_ends_the_reader(
     _, dealer = inputs
     with pytest.RaisesGroup(trio.ClosedResourceError):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(read_requests, dealer, Outbox(3, 0), Doorbell(), CountingInbox())
+            nursery.start_soon(
+                read_requests, dealer, Outbox(3, 0), Doorbell(), CountingInbox(), never
+            )
             await wait_all_tasks_blocked()
             dealer.close()
 
@@ -228,7 +302,7 @@ async def test_nothing_more_is_taken_of_a_client_whose_outbox_is_full(
     router, dealer = inputs
     outbox, room, inbox = Outbox(3, 0, limit_bytes=10), Doorbell(), CountingInbox()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(read_requests, dealer, outbox, room, inbox)
+        nursery.start_soon(read_requests, dealer, outbox, room, inbox, never)
         await send_aborts(router, "a")
         await inbox.wait_ids(1)
         await stop_reading(router, dealer, outbox)
@@ -247,7 +321,7 @@ async def test_what_a_reader_holds_for_a_full_outbox_is_in_the_inbox_at_the_end(
     router, dealer = inputs
     outbox, inbox = Outbox(3, 0, limit_bytes=10), CountingInbox()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(read_requests, dealer, outbox, Doorbell(), inbox)
+        nursery.start_soon(read_requests, dealer, outbox, Doorbell(), inbox, never)
         await stop_reading(router, dealer, outbox)
         nursery.cancel_scope.cancel()
     inbox.empty()
@@ -438,7 +512,7 @@ async def test_who_waits_for_room_is_told_when_all_was_sent(
     outbox.append_token(request, 5)
     outbox.refuse("y", FinishReason.ERROR)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(read_requests, dealer, outbox, writer.room, inbox)
+        nursery.start_soon(read_requests, dealer, outbox, writer.room, inbox, never)
         await wait_all_tasks_blocked()
         outbox.drop(request)
         assert not outbox.is_full

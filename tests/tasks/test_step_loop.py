@@ -55,6 +55,30 @@ async def test_no_more_plans_are_in_flight_than_the_pipeline_is_deep(depth: int)
             await rig.settle()
 
 
+async def test_it_is_backed_up_while_more_wait_than_there_are_slots_beside_those_that_run() -> None:
+    async with open_loop() as rig:
+        assert CONFIG.max_num_seqs == 4
+        rig.add("a", "b", "c", max_tokens=1)
+        await wait_all_tasks_blocked()
+        rig.add("d", max_tokens=1)  # waits for the plan in flight, and has a slot
+        await wait_all_tasks_blocked()
+        assert not rig.loop.is_backed_up()
+        rig.add("e", max_tokens=1)
+        await wait_all_tasks_blocked()
+        assert rig.loop.is_backed_up()
+        await rig.settle_all()
+        assert not rig.loop.is_backed_up()
+
+
+async def test_where_nothing_runs_it_is_not_backed_up() -> None:
+    async with open_loop() as rig:
+        rig.core.pause(PauseMode.KEEP)
+        rig.add("a", "b", "c", "d", "e")
+        await wait_all_tasks_blocked()
+        assert rig.core.is_backed_up
+        assert not rig.loop.is_backed_up()
+
+
 async def test_an_idle_and_a_paused_loop_do_not_spin(autojump_clock: MockClock) -> None:
     async with open_loop() as rig:
         await wait_all_tasks_blocked()

@@ -94,8 +94,7 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
             OverloadedError: too many wait, or the request's client does not read its outputs.
         """
         if self.max_waiting_requests is not None:
-            # Those for which a slot is free do not wait, they have only not been planned yet.
-            num_waiting = len(scheduler.waiting) - scheduler.num_free_slots
+            num_waiting = scheduler.num_excess_requests
             if num_waiting >= self.max_waiting_requests:
                 raise OverloadedError(f"{num_waiting} requests wait for a slot already")
         if outbox.is_full:

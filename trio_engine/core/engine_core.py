@@ -292,6 +292,11 @@ class EngineCore:
         return self._scheduler.has_runnable_requests and not self.pause_state.is_on
 
     @property
+    def is_backed_up(self) -> bool:
+        """Whether more requests wait than could start at once."""
+        return self._scheduler.num_excess_requests > 0
+
+    @property
     def has_running_requests(self) -> bool:
         """Whether any request has started and not ended, preempted ones included."""
         return self._scheduler.has_started_requests

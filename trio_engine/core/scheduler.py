@@ -99,9 +99,10 @@ class Scheduler:
         )
 
     @property
-    def num_free_slots(self) -> int:
-        """How many more requests could run at once."""
-        return len(self._free_slots)
+    def num_excess_requests(self) -> int:
+        """How many more requests wait than there are free slots; less than 0 if there is room."""
+        # Those for which a slot is free do not wait, they have only not been planned yet.
+        return len(self.waiting) - len(self._free_slots)
 
     @property
     def lora_ids(self) -> Set[int]:

@@ -112,6 +112,7 @@ class ClientLinks:
                 outbox,
                 way_out.writer.room,
                 loop.inbox,
+                loop.is_backed_up,
                 name=f"reader {address}",
             )
 

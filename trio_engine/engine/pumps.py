@@ -32,18 +32,33 @@ if TYPE_CHECKING:
 MAX_MESSAGES_PER_SLICE = 32
 MAX_BYTES_PER_SLICE = 16 << 10
 
+# How long a reader rests after a slice whose requests can only wait, in times of its decoding. To
+# take them in costs about two and a half times that, so a burst has a third of the loop's time: at
+# full speed it leaves a device that is the CPU one core less. Measured on 2 cores, 2,000 requests
+# of 1,000 tokens beside 32 streams: the 99th percentile of the time between two tokens grows 2.1 to
+# 2.7 times without a rest and 1.5 to 1.6 times with it, with the model 3.4 and 1.8 to 2.1 times.
+REST_PER_DECODING = 5.0
+# So long at most, also where decoding took long because other programs had the cores: an ABORT may
+# be waiting.
+MAX_REST_S = 0.02
+
 # What a reader still takes when it is cancelled. Only a flood has more, and must not hold up the
 # end.
 MAX_LAST_MESSAGES = 1024
 
 
 async def read_requests(
-    socket: MessageSocket, outbox: Outbox, room: Doorbell, inbox: Inbox
+    socket: MessageSocket,
+    outbox: Outbox,
+    room: Doorbell,
+    inbox: Inbox,
+    is_backed_up: Callable[[], bool],
 ) -> None:
     """Decodes what comes from one client and hands it to the step loop, for ever.
 
     While the client's outbox is full nothing more is read of it: each message would add to
-    what it does not read. ``room`` is rung when the outbox was emptied.
+    what it does not read. ``room`` is rung when the outbox was emptied. While ``is_backed_up``
+    says that a request can only wait, reading is slower, so that running ones are not.
 
     Cancellation: whatever had arrived is in the inbox, so that every request there is answered.
     """
@@ -67,10 +82,14 @@ async def read_requests(
             await wait_room()
             messages = await socket.receive_many(limit)
             limit = next_limit(messages)
+            start_s = trio.current_time()
             held = [decode(frames) for frames in messages]
+            decoding_s = trio.current_time() - start_s
             await wait_room()  # the outbox may have filled since the first look
             arrivals, held = held, []
             await inbox.put(arrivals)
+            if is_backed_up():
+                await trio.sleep(min(MAX_REST_S, REST_PER_DECODING * decoding_s))
     except trio.Cancelled:
         inbox.put_last(held)
         with contextlib.suppress(trio.WouldBlock, trio.ClosedResourceError):

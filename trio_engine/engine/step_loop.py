@@ -153,6 +153,10 @@ class StepLoop:
         """Has the loop take a turn: the core was changed outside of one."""
         self._doorbell.ring()
 
+    def is_backed_up(self) -> bool:
+        """Whether a request that comes now can only wait, beside others that run."""
+        return self.core.num_plans_in_flight > 0 and self.core.is_backed_up
+
     def statistics(self) -> EngineCoreStatistics:
         """The core's counts, and where the time of its steps went."""
         return msgspec.structs.replace(self.core.statistics(), steps=self.phases.statistics())
