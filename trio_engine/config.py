@@ -30,7 +30,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             a hub id.
         tokenizer: whose tokenizer is used, as ``model`` is given; the model's own unless given.
             Executors without a model have one only if it is named here.
-        executor: ``torch`` runs the model; the others run none and exist for tests.
+        executor: ``torch`` runs the model; the others run none, exist for tests, and look at no
+            option that is about a model.
         null_step_ms: how long a step of the null executor takes, in milliseconds.
         device: ``auto`` takes CUDA where there is a device.
         dtype: of weights and KV cache; ``auto`` is float32 on CPU, bfloat16 on CUDA.

@@ -1,8 +1,4 @@
-"""How long a thread waits before it asks for the interpreter's lock: the engine's process sets it.
-
-With the interpreter's own 5 ms a burst of requests keeps the lock from the forward thread, and the
-time between two tokens triples (``python -m tests.benchmarks.burst``).
-"""
+"""The engine's process sets how long a thread waits before it asks for the interpreter's lock."""
 
 from __future__ import annotations
 

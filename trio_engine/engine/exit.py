@@ -52,7 +52,10 @@ class ExitGuard:
             if self._leave is None:
                 logger.warning("forward_thread_busy waiting=unbounded")
                 return
-            logger.error("forward_thread_stuck status=%d", self._status)
+            # Whoever was asked to stop may leave a load or a long step behind.
+            is_crash = self._status is not ExitStatus.STOPPED
+            level = logging.ERROR if is_crash else logging.WARNING
+            logger.log(level, "forward_thread_stuck status=%d", self._status)
             await self._leave(self._status)
 
     def arm(self, grace_s: float, status: ExitStatus) -> None:

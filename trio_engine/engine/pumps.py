@@ -35,8 +35,8 @@ MAX_BYTES_PER_SLICE = 16 << 10
 # How long a reader rests after a slice whose requests can only wait, in times of its decoding. To
 # take them in costs about two and a half times that, so a burst has a third of the loop's time: at
 # full speed it leaves a device that is the CPU one core less. Measured on 2 cores, 2,000 requests
-# of 1,000 tokens beside 32 streams: the 99th percentile of the time between two tokens grows 2.1 to
-# 2.7 times without a rest and 1.5 to 1.6 times with it, with the model 3.4 and 1.8 to 2.1 times.
+# of 1,000 tokens beside 32 streams: the 99th percentile of the time between two tokens grows 3.4 to
+# 3.9 times without a rest and 1.5 to 1.7 times with it, with the model 3.1 to 3.7 and 1.8 to 2.2.
 REST_PER_DECODING = 5.0
 # So long at most, also where decoding took long because other programs had the cores: an ABORT may
 # be waiting.
