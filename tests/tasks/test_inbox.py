@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import pytest
 import trio
-from trio.testing import assert_checkpoints, wait_all_tasks_blocked
+from trio.testing import MockClock, assert_checkpoints, wait_all_tasks_blocked
 
 from tests.tasks.engine_parts import TEST_TIMEOUT_S
 from trio_engine.engine.doorbell import Doorbell
-from trio_engine.engine.inbox import MAX_LISTS, Arrival, Inbox
+from trio_engine.engine.inbox import (
+    MAX_LISTS,
+    MAX_REST_S,
+    REST_PER_DECODING,
+    Arrival,
+    Inbox,
+)
 from trio_engine.wire.messages import AbortRequest
 
 
@@ -70,3 +76,38 @@ async def test_what_a_cancelled_reader_held_is_taken_once_and_last() -> None:
     inbox.put_last(arrivals("arrived"))
     assert names_in(inbox) == ["early"] * MAX_LISTS + ["held", "arrived"]
     assert names_in(inbox) == []
+
+
+async def rest_ends_s(*decoding_s: float) -> list[float]:
+    """When the rests of as many readers end, which begin at once, in seconds from then."""
+    inbox, start_s, ends_s = Inbox(Doorbell()), trio.current_time(), list[float]()
+
+    async def rest(decoding_s: float) -> None:
+        await inbox.rest(decoding_s)
+        ends_s.append(trio.current_time() - start_s)
+
+    async with trio.open_nursery() as nursery:
+        for number in decoding_s:
+            nursery.start_soon(rest, number)
+            await wait_all_tasks_blocked()
+    return ends_s
+
+
+async def test_readers_rest_one_after_the_other(autojump_clock: MockClock) -> None:
+    ends_s = await rest_ends_s(0.001, 0.002)
+    assert ends_s == pytest.approx([REST_PER_DECODING * 0.001, REST_PER_DECODING * 0.003])
+
+
+async def test_however_many_rest_none_does_for_long(autojump_clock: MockClock) -> None:
+    assert await rest_ends_s(*[0.003] * 9) == pytest.approx(
+        [REST_PER_DECODING * 0.003, *[MAX_REST_S] * 8]
+    )
+
+
+async def test_a_rest_that_is_over_counts_no_more(autojump_clock: MockClock) -> None:
+    inbox = Inbox(Doorbell())
+    for _ in range(2):
+        start_s = trio.current_time()
+        await inbox.rest(0.001)
+        assert trio.current_time() - start_s == pytest.approx(REST_PER_DECODING * 0.001)
+        await trio.sleep(1.0)

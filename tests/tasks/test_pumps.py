@@ -16,12 +16,10 @@ from trio_engine.core.request import Request
 from trio_engine.core.step_phases import DeviceClock, StepPhases
 from trio_engine.engine import pumps
 from trio_engine.engine.doorbell import Doorbell
-from trio_engine.engine.inbox import MAX_LISTS, Inbox
+from trio_engine.engine.inbox import MAX_LISTS, MAX_REST_S, REST_PER_DECODING, Inbox
 from trio_engine.engine.pumps import (
     MAX_BYTES_PER_SLICE,
     MAX_MESSAGES_PER_SLICE,
-    MAX_REST_S,
-    REST_PER_DECODING,
     OutputWriter,
     next_limit,
     read_requests,

@@ -32,16 +32,6 @@ if TYPE_CHECKING:
 MAX_MESSAGES_PER_SLICE = 32
 MAX_BYTES_PER_SLICE = 16 << 10
 
-# How long a reader rests after a slice whose requests can only wait, in times of its decoding. To
-# take them in costs about two and a half times that, so a burst has a third of the loop's time: at
-# full speed it leaves a device that is the CPU one core less. Measured on 2 cores, 2,000 requests
-# of 1,000 tokens beside 32 streams: the 99th percentile of the time between two tokens grows 3.4 to
-# 3.9 times without a rest and 1.5 to 1.7 times with it, with the model 3.1 to 3.7 and 1.8 to 2.2.
-REST_PER_DECODING = 5.0
-# So long at most, also where decoding took long because other programs had the cores: an ABORT may
-# be waiting.
-MAX_REST_S = 0.02
-
 # What a reader still takes when it is cancelled. Only a flood has more, and must not hold up the
 # end.
 MAX_LAST_MESSAGES = 1024
@@ -89,7 +79,7 @@ async def read_requests(
             arrivals, held = held, []
             await inbox.put(arrivals)
             if is_backed_up():
-                await trio.sleep(min(MAX_REST_S, REST_PER_DECODING * decoding_s))
+                await inbox.rest(decoding_s)
     except trio.Cancelled:
         inbox.put_last(held)
         with contextlib.suppress(trio.WouldBlock, trio.ClosedResourceError):
