@@ -70,6 +70,16 @@ async def test_it_is_backed_up_while_more_wait_than_there_are_slots_beside_those
         assert not rig.loop.is_backed_up()
 
 
+async def test_where_requests_are_refused_it_is_not_backed_up() -> None:
+    async with open_loop() as rig:
+        rig.add("a", "b", "c", "d", "e", max_tokens=1)
+        await wait_all_tasks_blocked()
+        assert rig.loop.is_backed_up()
+        rig.loop.start_draining()
+        assert not rig.loop.is_backed_up()
+        await rig.settle_all()
+
+
 async def test_where_nothing_runs_it_is_not_backed_up() -> None:
     async with open_loop() as rig:
         rig.core.pause(PauseMode.KEEP)

@@ -155,7 +155,8 @@ class StepLoop:
 
     def is_backed_up(self) -> bool:
         """Whether a request that comes now can only wait, beside others that run."""
-        return self.core.num_plans_in_flight > 0 and self.core.is_backed_up
+        is_running = self.core.num_plans_in_flight > 0
+        return is_running and self.core.is_backed_up and not self._is_draining
 
     def statistics(self) -> EngineCoreStatistics:
         """The core's counts, and where the time of its steps went."""
