@@ -29,7 +29,7 @@ def test_arguments_are_converted_by_their_types() -> None:
     def pause(mode: PauseMode = PauseMode.ABORT, clear: bool = True) -> tuple[Any, ...]:
         return mode, clear
 
-    method = UtilityMethod("pause", pause)
+    method = UtilityMethod(pause)
     assert method([]) == (PauseMode.ABORT, True)
     assert method(["keep", False]) == (PauseMode.KEEP, False)
     for bad in (["unknown"], ["keep", "yes"], ["keep", True, 3]):
@@ -38,13 +38,13 @@ def test_arguments_are_converted_by_their_types() -> None:
 
 
 def test_missing_arguments_are_the_callers_fault() -> None:
-    method = UtilityMethod("f", lambda a, b: (a, b))
+    method = UtilityMethod(lambda a, b: (a, b))
     with pytest.raises(RequestError, match="missing a required argument"):
         method([1])
 
 
 def test_what_has_no_annotation_comes_as_it_was_sent() -> None:
-    assert UtilityMethod("f", lambda a: a)([[1, "x", None]]) == [1, "x", None]
+    assert UtilityMethod(lambda a: a)([[1, "x", None]]) == [1, "x", None]
 
 
 def test_any_callable_will_do() -> None:
@@ -58,11 +58,11 @@ def test_any_callable_will_do() -> None:
     def add(count: int, other: int) -> int:
         return count + other
 
-    assert UtilityMethod("f", Handler())([1]) == 2
-    assert UtilityMethod("f", Handler().method)([1]) == 3
-    assert UtilityMethod("f", functools.partial(add, 3))([1]) == 4
+    assert UtilityMethod(Handler())([1]) == 2
+    assert UtilityMethod(Handler().method)([1]) == 3
+    assert UtilityMethod(functools.partial(add, 3))([1]) == 4
     with pytest.raises(RequestError):
-        UtilityMethod("f", functools.partial(add, 3))(["1"])
+        UtilityMethod(functools.partial(add, 3))(["1"])
 
 
 # Answers
@@ -147,6 +147,20 @@ async def test_a_pending_call_is_answered_when_the_engine_stops_and_not_when_it_
         calls.nursery.cancel_scope.cancel()
         await _let_it_end(calls)
         assert calls.answers() == []
+        calls.rig.loop.abort_all()
+        assert calls.answers() == [UtilityOutput(call_id, failure_message=SHUTTING_DOWN)]
+
+
+async def test_so_is_one_whose_handler_waits_in_a_nursery_of_its_own() -> None:
+    async def forever() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+
+    async with open_calls(forever=forever) as calls:
+        call_id = calls.post("forever")
+        await wait_all_tasks_blocked()
+        calls.nursery.cancel_scope.cancel()
+        await _let_it_end(calls)
         calls.rig.loop.abort_all()
         assert calls.answers() == [UtilityOutput(call_id, failure_message=SHUTTING_DOWN)]
 

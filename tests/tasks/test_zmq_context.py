@@ -40,6 +40,26 @@ async def test_leaving_the_block_wakes_waiting_tasks_and_closes_sockets() -> Non
     assert repr(pull) == "<ZmqSocket PULL closed>"
 
 
+async def test_leaving_the_block_waits_for_no_thread_of_a_service() -> None:
+    limiter = trio.to_thread.current_default_thread_limiter()
+    closed = trio.Event()
+
+    async def open_and_close() -> None:
+        async with open_context() as context:
+            context.socket(SocketKind.PULL)
+        closed.set()
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(int(limiter.available_tokens)):
+            limiter.acquire_on_behalf_of_nowait(object())
+        nursery.start_soon(open_and_close)
+        with trio.move_on_after(5):
+            await closed.wait()
+        in_time = closed.is_set()
+        limiter.total_tokens += 1  # else a failure could not end: the wait is shielded
+    assert in_time
+
+
 def test_plain_block_works_outside_of_trio(tmp_path: Path) -> None:
     with open_context() as context:
         pull = context.socket(SocketKind.PULL)

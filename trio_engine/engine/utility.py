@@ -39,12 +39,10 @@ class UtilityMethod:
     """A handler and the types of its arguments.
 
     Args:
-        name: by which it is called.
         handler: with positional parameters; annotated ones are converted by msgspec.
     """
 
-    def __init__(self, name: str, handler: UtilityHandler) -> None:
-        self._name = name
+    def __init__(self, handler: UtilityHandler) -> None:
         self._handler = handler
         self._signature = inspect.signature(handler, eval_str=True)
         self._types = [
@@ -84,7 +82,7 @@ class UtilityCalls:
         self._encoder = OutputsEncoder()
         self._num_in_progress: Counter[int] = Counter()  # by client
         handlers = {**built_in_methods(loop), **extra}
-        self._methods = {name: UtilityMethod(name, handler) for name, handler in handlers.items()}
+        self._methods = {name: UtilityMethod(handler) for name, handler in handlers.items()}
 
     def start(self, call: UtilityCall) -> None:
         """Calls a method and answers, at once or by a task. Never raises for what it is sent."""
@@ -110,11 +108,11 @@ class UtilityCalls:
     async def _finish(self, call: UtilityCall, pending: Awaitable[Any]) -> None:
         try:
             result = await pending
-        except trio.Cancelled:
-            self._loop.keep_unanswered(call)  # why the engine ends is not known here
-            raise
         except Exception as error:
             self._answer_failure(call, error)
+        except BaseException:  # Cancelled, or a group of it from a nursery of the handler's own
+            self._loop.keep_unanswered(call)  # why the engine ends is not known here
+            raise
         else:
             self._answer(call, result)
         finally:

@@ -119,7 +119,8 @@ class ZmqContext:
         """``close`` in a worker thread. Cancellation: held off until done, bounded by linger."""
         self._close_sockets()
         with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(self._raw.term)
+            # Its own limiter: the threads of a service may all be taken, for as long as they like.
+            await trio.to_thread.run_sync(self._raw.term, limiter=trio.CapacityLimiter(1))
 
     def drop_linger(self) -> None:
         """Lets closing discard what is unsent: nobody is there to read it."""

@@ -1,6 +1,6 @@
 """A ZeroMQ socket that Trio tasks can wait on.
 
-Transport: with ``context`` and ``frames`` the only importer of zmq, whose errors never leave here.
+Transport: with its neighbours the only importer of zmq, whose errors never leave here.
 Knows frames, not what they mean. How waiting works is explained in ``readiness``.
 """
 
