@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 VOCAB_SIZE = 50_000
 MAX_MODEL_LEN = 2048
-BLOCKS_PER_SEQUENCE = MAX_MODEL_LEN // 16
 # Small ids are special tokens in most vocabularies; none of them is ever drawn.
 FIRST_TOKEN_ID = 1000
 LAST_TOKEN_ID = VOCAB_SIZE - 1

@@ -129,32 +129,43 @@ class BatchBuilder:
             size: pad a step whose rows all decode to it, behind the rows of the layout; None pads
                 nothing.
         """
-        rows, block_size = self._rows, self._cache.shape.block_size
+        rows = self._rows
         token_slots = np.repeat(layout.slots, layout.counts)
         origins = rows.num_computed[layout.slots] - layout.starts[:-1]
         positions = np.arange(token_slots.size) + np.repeat(origins, layout.counts)
-        blocks = rows.block_tables[token_slots, positions // block_size].astype(np.int64)
-        kv_slots = blocks * block_size + positions % block_size
-        token_ids = rows.token_ids[token_slots, positions].astype(np.int64)
-        host = (token_ids, positions, kv_slots)
-        if size is not None:
-            scratch_slot = self._cache.scratch_block * block_size
-            padding = np.tile([[0], [0], [scratch_slot]], size.num_rows - len(positions))
-            host = tuple(np.concatenate((np.stack(host), padding), axis=1))
-        on_device, device_positions, device_slots = (to_device(a, self._device) for a in host)
+        token_ids, device_positions, kv_slots = self._tokens(token_slots, positions, size)
         if last_tokens is not None:
             unsettled = np.flatnonzero(positions >= rows.num_settled[token_slots])
-            self._fill_in(on_device, unsettled, token_slots[unsettled], last_tokens)
+            self._fill_in(token_ids, unsettled, token_slots[unsettled], last_tokens)
         full, sliding = self._views(layout, size)
         return Batch(
-            token_ids=on_device,
+            token_ids=token_ids,
             positions=device_positions,
-            slots=device_slots,
+            slots=kv_slots,
             sampling_tokens=self._sampling_tokens(layout),
             full=full,
             sliding=sliding,
             lora=self._adapters.tokens_of(rows.lora_ids[token_slots], self._device),
             embeds=embeds,
+        )
+
+    def _tokens(
+        self, slots: NDArray[np.int64], positions: NDArray[np.int64], size: GraphSize | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The batch's tokens on the device: their ids, their positions, and where their KV goes."""
+        rows, block_size = self._rows, self._cache.shape.block_size
+        blocks = rows.block_tables[slots, positions // block_size].astype(np.int64)
+        kv_slots = blocks * block_size + positions % block_size
+        token_ids = rows.token_ids[slots, positions].astype(np.int64)
+        if size is not None:
+            scratch_slot = self._cache.scratch_block * block_size
+            padding = np.tile([[0], [0], [scratch_slot]], size.num_rows - len(positions))
+            host = np.stack((token_ids, positions, kv_slots))
+            token_ids, positions, kv_slots = np.concatenate((host, padding), axis=1)
+        return (
+            to_device(token_ids, self._device),
+            to_device(positions, self._device),
+            to_device(kv_slots, self._device),
         )
 
     def _fill_in(
