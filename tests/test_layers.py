@@ -76,6 +76,7 @@ ALLOWED: dict[str, set[str]] = {
         "client",
         "text",
     },
+    "testing.check_engine": {"__main__", "client", "testing"},
     "cli": {
         "bench",
         "client",

@@ -45,7 +45,7 @@ def usage() -> str:
 
 def run_command(name: str, arguments: list[str]) -> int:
     """Imports a command and runs it; Ctrl-C during either ends it without a traceback."""
-    command = import_command(name)
+    command = import_at_once(f"trio_engine.cli.{name}")
     try:
         status: int = command.run(arguments)
     except KeyboardInterrupt:
@@ -53,8 +53,8 @@ def run_command(name: str, arguments: list[str]) -> int:
     return status
 
 
-def import_command(name: str) -> Any:
-    """The command's module. Ctrl-C meanwhile ends the process at once.
+def import_at_once(module_name: str) -> Any:
+    """A command's module. Ctrl-C meanwhile ends the process at once, without a traceback.
 
     There is nothing to clean up yet, and an import must not go on after an interruption in its
     midst: a C library that is half initialized crashes when it is used.
@@ -63,7 +63,7 @@ def import_command(name: str) -> Any:
     if is_python_s:  # else it is ignored, as for jobs in the background, and stays so
         signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED_STATUS))
     try:
-        return importlib.import_module(f"trio_engine.cli.{name}")
+        return importlib.import_module(module_name)
     finally:
         if is_python_s:
             signal.signal(signal.SIGINT, signal.default_int_handler)

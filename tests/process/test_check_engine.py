@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,7 +16,8 @@ from tests.process.engine_programs import engine_command, scripted_command
 from tests.process.processes import wait_ended
 from tests.process.stand_ins import exits
 from trio_engine.client.engine_command import fill_in
-from trio_engine.testing.check_engine import check_engine, check_is_known, main
+from trio_engine.testing.check_engine import check_engine, check_is_known
+from trio_engine.testing.check_engine_command import main
 from trio_engine.testing.engine_report import EngineReport, Finding
 from trio_engine.testing.live_engine import EngineUnderCheck
 from trio_engine.testing.wire_faults import WIRE_FAULTS, FaultContext, WireFault
@@ -173,6 +175,27 @@ def test_without_a_command_it_says_how_to_use_it(capsys: pytest.CaptureFixture[s
         main([])
     assert caught.value.code == 2
     assert "[OPTION]... -- COMMAND..." in capsys.readouterr().err
+
+
+INTERRUPTED_IMPORT = """
+import runpy, signal, sys
+
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == "trio":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts())
+sys.argv = ["check_engine", "--list"]
+runpy.run_module("trio_engine.testing.check_engine", run_name="__main__")
+"""
+
+
+def test_ctrl_c_during_the_imports_ends_it_without_a_traceback() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IMPORT], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import trio
 
 from trio_engine.engine.utility_methods import built_in_methods
 from trio_engine.errors import EngineError, ProtocolError, RequestError, brief
@@ -21,6 +20,8 @@ from trio_engine.outputs import EngineCoreOutputs, UtilityOutput, UtilityResult
 from trio_engine.wire.codec import OutputsEncoder
 
 if TYPE_CHECKING:
+    import trio
+
     from trio_engine.engine.step_loop import StepLoop
     from trio_engine.wire.messages import UtilityCall
 
