@@ -1,4 +1,7 @@
-"""A state machine with a rule and a promise of its own, on top of those of the testing kit."""
+"""A state machine with a rule and a promise of its own, on top of those of the testing kit.
+
+Needs Hypothesis, which the extra ``test`` installs.
+"""
 
 from __future__ import annotations
 

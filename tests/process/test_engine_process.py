@@ -62,6 +62,17 @@ async def test_only_the_last_lines_are_kept(caplog: pytest.LogCaptureFixture) ->
     assert [record.getMessage() for record in caplog.records] == [str(i) for i in range(1000)]
 
 
+async def test_of_progress_lines_in_a_row_the_last_is_kept(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lines = ["one", *(f"load_progress done_bytes={i} total_bytes=9" for i in range(10)), "two"]
+    caplog.set_level(logging.INFO, "trio_engine.engine")
+    async with open_program(f"print(*{lines}, sep='\\n')") as process:
+        await process.wait()
+        assert process.stderr_tail.split("\n") == ["one", lines[-2], "two"]
+    assert [record.getMessage() for record in caplog.records] == lines
+
+
 async def test_a_line_without_end_is_cut() -> None:
     program = f"import sys; sys.stdout.write('x' * {3 * MAX_LINE_BYTES})"
     async with open_program(program) as process:

@@ -210,6 +210,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_step(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "trio-engine bench step [OPTION]..."
     _add_workloads(parser, DEFAULT_STEP_WORKLOADS)
     parser.add_argument(
         "--repeat", type=int, default=3, metavar="N", help="runs of each load (default: 3)"

@@ -48,6 +48,7 @@ def run(arguments: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="trio-engine engine",
+        usage="%(prog)s [OPTION]...",
         description="Run the engine process for any front end that speaks vLLM's protocol. It ends"
         " with 0 when it was asked to stop, 1 when it crashed, 2 when it did not start.",
     )

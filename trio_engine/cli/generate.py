@@ -98,6 +98,7 @@ def _give_up_output(error: BaseException) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="trio-engine generate",
+        usage="%(prog)s [OPTION]... PROMPT...",  # all options would hide what is wrong with one
         description="Stream a model's answers to one or several prompts. They run at once, and are"
         " printed one after the other.",
     )

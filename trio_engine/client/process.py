@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from trio_engine.errors import EngineStartError
+from trio_engine.observability.logs import parse_progress
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -113,6 +114,8 @@ class EngineProcess:
 
     def _note_line(self, line: bytes) -> None:
         text = line.decode(errors="replace").rstrip()
+        if self._tail and _is_progress(text) and _is_progress(self._tail[-1]):
+            self._tail.pop()  # twenty lines of a load would hide what came before it
         self._tail.append(text)
         engine_logger.info("%s", text)
 
@@ -185,6 +188,10 @@ async def open_engine_process(
             yield process
         finally:
             await process.aclose(terminate_timeout_s)
+
+
+def _is_progress(line: str) -> bool:
+    return parse_progress(line) is not None
 
 
 async def _spawn(

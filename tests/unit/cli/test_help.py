@@ -10,7 +10,7 @@ import pytest
 
 from trio_engine.__main__ import COMMANDS, usage
 from trio_engine.engine_arguments import add_engine_arguments
-from trio_engine.testing import check_engine
+from trio_engine.testing import check_engine_command
 
 PYTHON_WORDS = re.compile(r"\b(None|True|False|STR|INT|FLOAT)\b|`|\w_s\b")
 
@@ -27,7 +27,7 @@ def parsers_of(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]
 
 def all_parsers() -> list[argparse.ArgumentParser]:
     own = [importlib.import_module(f"trio_engine.cli.{name}")._parser() for name in COMMANDS]
-    own.append(check_engine._parser())
+    own.append(check_engine_command._parser())
     return [below for parser in own for below in parsers_of(parser)]
 
 
