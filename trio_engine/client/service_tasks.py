@@ -1,6 +1,7 @@
 """Tasks that serve a body of code: they outlive its cancellation, not its end.
 
-The one place where the client opens a nursery. Nothing about engines belongs here.
+The one place where the client has a nursery around its caller's code. Nothing about engines
+belongs here.
 """
 
 from __future__ import annotations

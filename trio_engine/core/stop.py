@@ -35,8 +35,8 @@ def check_stop(
     Returns:
         The finish reason and the stop reason, or None to go on.
 
-    Counterpart: there, a request below ``min_tokens`` goes on even at max_model_len and then
-    never ends; here the length limit always holds.
+    Counterpart: ``check_stop`` there. In vLLM a request below ``min_tokens`` goes on even at
+    max_model_len and then never ends; here the length limit always holds.
     """
     num_tokens = len(request.token_ids)
     past_min_tokens = num_tokens - request.num_prompt_tokens >= request.min_tokens
