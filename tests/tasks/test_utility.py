@@ -179,6 +179,26 @@ async def test_calls_that_wait_are_not_without_number() -> None:
         assert await calls.value("now") == 1
 
 
+async def test_a_call_that_is_one_too_many_does_nothing() -> None:
+    release = trio.Event()
+    async with open_calls(later=release.wait) as calls:
+        calls.rig.add("x", max_tokens=9)
+        for _ in range(MAX_CALLS_IN_PROGRESS):
+            calls.post("later")
+            await wait_all_tasks_blocked()
+        for method in ("pause_scheduler", "sleep", "wake_up", "reset_prefix_cache"):
+            assert await calls.failure(method) == "256 calls of this client wait already"
+        assert await calls.value("is_sleeping") is False
+        release.set()
+        await wait_all_tasks_blocked()
+        assert len(calls.answers()) == MAX_CALLS_IN_PROGRESS
+        await calls.rig.settle_all()
+        assert calls.rig.take_ends() == {"x": FinishReason.LENGTH}
+        # These go in turn, and wait for none that was refused.
+        assert await calls.value("sleep", 0) is None
+        assert await calls.value("wake_up") is None
+
+
 async def _let_it_end(calls: CallRig) -> None:
     with trio.CancelScope(shield=True):
         while calls.nursery.child_tasks:

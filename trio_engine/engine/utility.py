@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_origin
 
 import msgspec
 
@@ -32,6 +32,8 @@ MAX_CALLS_IN_PROGRESS = 256
 """Of one client. A call that waits is a task and an answer to come, and neither counts as unsent
 output: without this bound a client that asks on and on would fill the memory."""
 
+TOO_MANY_CALLS = f"{MAX_CALLS_IN_PROGRESS} calls of this client wait already"
+
 UtilityHandler = Callable[..., Any]
 """Takes a call's arguments, returns the result or an awaitable of it."""
 
@@ -41,6 +43,9 @@ class UtilityMethod:
 
     Args:
         handler: with positional parameters; annotated ones are converted by msgspec.
+
+    Attributes:
+        waits: whether it says that its result comes later: it is ``async def``, or annotated so.
     """
 
     def __init__(self, handler: UtilityHandler) -> None:
@@ -50,6 +55,10 @@ class UtilityMethod:
             Any if parameter.annotation is parameter.empty else parameter.annotation
             for parameter in self._signature.parameters.values()
         ]
+        returned = self._signature.return_annotation
+        returned = get_origin(returned) or returned
+        is_awaitable = isinstance(returned, type) and issubclass(returned, Awaitable)
+        self.waits = is_awaitable or inspect.iscoroutinefunction(handler)
 
     def __call__(self, args: list[Any]) -> Any:
         """Calls the handler; RequestError if the arguments do not fit it."""
@@ -91,20 +100,24 @@ class UtilityCalls:
         try:
             if method is None:
                 raise RequestError("this engine has no such method")
+            if method.waits and self._is_full(call.client_index):
+                raise RequestError(TOO_MANY_CALLS)  # and has changed nothing
             result = method(call.args)
         except Exception as error:
             self._answer_failure(call, error)
             return
         if not inspect.isawaitable(result):
             self._answer(call, result)
-        elif self._num_in_progress[call.client_index] >= MAX_CALLS_IN_PROGRESS:
+        elif self._is_full(call.client_index):  # a user's method that did not say that it waits
             if inspect.iscoroutine(result):
                 result.close()
-            reason = f"{MAX_CALLS_IN_PROGRESS} calls of this client wait already"
-            self._answer_failure(call, RequestError(reason))
+            self._answer_failure(call, RequestError(TOO_MANY_CALLS))
         else:
             self._num_in_progress[call.client_index] += 1
             self._nursery.start_soon(self._finish, call, result, name=f"utility {call.method}")
+
+    def _is_full(self, client_index: int) -> bool:
+        return self._num_in_progress[client_index] >= MAX_CALLS_IN_PROGRESS
 
     async def _finish(self, call: UtilityCall, pending: Awaitable[Any]) -> None:
         try:
