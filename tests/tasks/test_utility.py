@@ -167,11 +167,14 @@ async def test_so_is_one_whose_handler_waits_in_a_nursery_of_its_own() -> None:
 
 async def test_calls_that_wait_are_not_without_number() -> None:
     release = trio.Event()
-    async with open_calls(later=release.wait, now=lambda: 1) as calls:
+    # One says that it waits, and is not even called; the other does not say so.
+    handlers = {"later": release.wait, "unsaid": lambda: release.wait(), "now": lambda: 1}
+    async with open_calls(**handlers) as calls:
         for _ in range(MAX_CALLS_IN_PROGRESS):
             calls.post("later")
             await wait_all_tasks_blocked()  # the inbox has room for some lists only
-        assert await calls.failure("later") == "256 calls of this client wait already"
+        for method in ("later", "unsaid"):
+            assert await calls.failure(method) == "256 calls of this client wait already"
         assert await calls.value("now") == 1  # does not wait
         release.set()
         await wait_all_tasks_blocked()
