@@ -5,8 +5,7 @@ import logging
 import trio
 from trio.testing import MockClock
 
-from trio_engine import EngineDeadError, SamplingParams
-from trio_engine.client.base import EngineClient
+from trio_engine import EngineClient, EngineDeadError, SamplingParams
 from trio_engine.testing.fake_engine import Asked, open_fake_engine
 
 

@@ -9,8 +9,7 @@ import sys
 
 import trio
 
-from trio_engine import EngineConfig, RequestOutputKind, SamplingParams, open_engine
-from trio_engine.client.base import EngineClient
+from trio_engine import EngineClient, EngineConfig, RequestOutputKind, SamplingParams, open_engine
 
 
 async def read_stream(engine: EngineClient, num_tokens: int) -> None:

@@ -2,8 +2,7 @@
 
 import trio
 
-from trio_engine import EngineConfig, SamplingParams, open_engine
-from trio_engine.client.base import EngineClient
+from trio_engine import EngineClient, EngineConfig, SamplingParams, open_engine
 
 CONFIG = EngineConfig(executor="null", null_step_ms=2)
 
