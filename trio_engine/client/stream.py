@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from trio_engine.client.request import RequestSpec
 
 
+_OUTSIDE_ITS_BLOCK = (
+    "a RequestStream is iterated inside its block:"
+    " 'async with engine.generate(...) as stream: async for delta in stream: ...'"
+)
+
+
 class StreamHost(Protocol):
     """What a stream needs of its client."""
 
@@ -97,17 +103,13 @@ class RequestStream:
 
     def __aiter__(self) -> Self:
         if self._request is None:
-            raise TypeError(
-                "a RequestStream is iterated inside its block:"
-                " 'async with engine.generate(...) as stream: async for delta in stream: ...'"
-            )
+            raise TypeError(_OUTSIDE_ITS_BLOCK)
         return self
 
     async def __anext__(self) -> RequestOutput:
         """The next item, as soon as ``output_kind`` has one; a checkpoint in any case."""
         if self._request is None:
-            self.__aiter__()
-            raise AssertionError("unreachable")  # pragma: no cover
+            raise TypeError(_OUTSIDE_ITS_BLOCK)
         if self._was_left:
             raise EngineClosedError(f"the stream of request {self.request_id!r} was left")
         reader = self._request.reader

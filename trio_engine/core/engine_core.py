@@ -28,7 +28,7 @@ from trio_engine.outputs import FinishReason
 from trio_engine.requests import PauseMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Set
+    from collections.abc import Callable, Iterable, Sequence, Set
 
     from trio_engine.config import EngineConfig
     from trio_engine.core.plan import ExecutorProperties, RowGrammar, StepPlan, StepResult
@@ -380,10 +380,10 @@ class EngineCore:
         # No fault of the engine's: the client asked for it.
         self._fail("grammar_failed", logging.WARNING, [request], describe_failure(request, why))
 
-    def _fail(self, record: str, level: int, requests: Iterable[Request], reason: str) -> None:
+    def _fail(self, event: str, level: int, requests: Sequence[Request], reason: str) -> None:
         for request in requests:
             shown = brief(repr(request.request_id))
-            logger.log(level, "%s request_id=%s reason=%r", record, shown, reason)
+            logger.log(level, "%s request_id=%s reason=%r", event, shown, reason)
         self._finish_many(requests, RequestEvent.FAIL, FinishReason.ERROR, reason)
 
     def _finish_many(
