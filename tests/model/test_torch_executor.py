@@ -36,6 +36,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_hf_folder("llama", tmp_path_factory.mktemp("llama"), tie_word_embeddings=True)[0]
 
 
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from trio_engine.config import EngineConfig
+from trio_engine.errors import ModelError
+from trio_engine.executor.torch_executor import TorchExecutor
+try:
+    TorchExecutor(EngineConfig()).load()
+except ModelError as error:
+    print(error)
+"""
+
+
+def test_without_torch_it_says_what_to_install() -> None:
+    told = subprocess.check_output([sys.executable, "-c", WITHOUT_TORCH], text=True)
+    assert told == "torch is not installed: pip install 'trio-engine[torch]'\n"
+
+
 def make(folder: Path, **options: Any) -> TorchExecutor:
     return TorchExecutor(EngineConfig(model=str(folder), device="cpu", **options))
 

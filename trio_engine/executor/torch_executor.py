@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from trio_engine.errors import RequestError, StepError
+from trio_engine.errors import ModelError, RequestError, StepError
 from trio_engine.executor.adapters import Adapters
 from trio_engine.executor.openmp import short_spins
 from trio_engine.executor.preload import preload_torch
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trio_engine.config import EngineConfig
     from trio_engine.core.plan import DeviceCommand, ExecutorProperties, StepPlan, StepResult
     from trio_engine.model.in_flight import StepInFlight
+    from trio_engine.model.load import LoadedModel
     from trio_engine.model.runner import ModelRunner
     from trio_engine.model.sleep import ModelMemory
     from trio_engine.requests import LoRARequest
@@ -64,12 +65,12 @@ class TorchExecutor:
         """Imports torch, loads the weights and makes the KV cache.
 
         Raises:
-            ModelError: the model is missing, damaged or unsupported.
+            ModelError: the model is missing, damaged or unsupported, or torch is not installed.
             ConfigError: an option cannot work with this model or machine, or memory ran out.
         """
         with short_spins():
             preload_torch()
-            from trio_engine.model.load import load_model
+            load_model = _import_model()
 
         loaded = load_model(self._config, self._on_progress)
         self._runner, properties, self._memory = loaded
@@ -149,3 +150,12 @@ class TorchExecutor:
         if self._runner is None or self._memory is None:
             raise StepError("the executor holds no model: not loaded, or shut down")
         return self._runner, self._memory
+
+
+def _import_model() -> Callable[..., LoadedModel]:
+    try:
+        from trio_engine.model.load import load_model
+    except ModuleNotFoundError as error:
+        why = f"{error.name} is not installed: pip install 'trio-engine[torch]'"
+        raise ModelError(why) from error
+    return load_model
