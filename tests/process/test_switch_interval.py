@@ -33,7 +33,7 @@ async def test_the_engine_process_has_its_own() -> None:
 
 async def test_an_engine_in_the_process_of_a_service_leaves_it_alone() -> None:
     before = sys.getswitchinterval()
-    assert before != SWITCH_INTERVAL_S
+    assert before > 2 * SWITCH_INTERVAL_S
     async with open_inproc_engine(EngineConfig(executor="null"), NullExecutor) as engine:
         await engine.complete([1, 2, 3])
         assert sys.getswitchinterval() == before

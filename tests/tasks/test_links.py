@@ -12,16 +12,23 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.tasks.engine_parts import CONFIG, TEST_TIMEOUT_S
 from tests.tasks.loop_parts import LoopRig
+from tests.tasks.slow_network import SlowNetwork
 from trio_engine.engine.links import ClientLinks
+from trio_engine.engine.pumps import MAX_MESSAGES_PER_SLICE
 from trio_engine.errors import ConfigError, ProtocolError
 from trio_engine.outputs import FinishReason, UtilityOutput, UtilityResult
+from trio_engine.requests import PauseMode
+from trio_engine.testing.requests import make_request
 from trio_engine.transport.context import open_context
 from trio_engine.transport.ipc import IpcDirectory
 from trio_engine.transport.socket import SocketKind
+from trio_engine.wire.codec import RequestEncoder
 from trio_engine.wire.messages import ENGINE_CORE_DEAD, AbortRequest, EngineZmqAddresses
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from trio.testing import MockClock
 
     from trio_engine.core.outbox import Outbox
     from trio_engine.transport.socket import ZmqSocket
@@ -91,6 +98,33 @@ async def test_each_input_hears_the_announcement_and_is_read() -> None:
             assert arrivals[0].message == AbortRequest(["x"])
         nursery.cancel_scope.cancel()
         rig.links.close(0)
+
+
+@pytest.mark.parametrize(("is_paused", "num_unread"), [(False, 1), (True, 0)])
+async def test_requests_are_read_slowly_only_where_others_run(
+    mock_clock: MockClock, is_paused: bool, num_unread: int
+) -> None:
+    network, rig = (
+        SlowNetwork(mock_clock, 1e-4),
+        LoopRig(CONFIG, num_clients=1, launches_ahead=False),
+    )
+    links = ClientLinks(network, b"\0\0", clock=time.monotonic, linger_s=FLUSH_TIMEOUT_S)
+    addresses = EngineZmqAddresses(inputs=["memory://in"], outputs=["memory://out"])
+    if is_paused:
+        rig.core.pause(PauseMode.KEEP)
+    rig.add(*(f"old {number}" for number in range(CONFIG.max_num_seqs + 1)))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(rig.loop.run)
+        await wait_all_tasks_blocked()
+        await links.open(addresses, rig.loop, b"announced", readers=nursery, writers=nursery)
+        for number in range(MAX_MESSAGES_PER_SLICE + 1):
+            frames = RequestEncoder().encode(make_request(f"new {number}", [1, 2, 3]))
+            network.peer("memory://in").send([bytes(frame) for frame in frames])
+        await wait_all_tasks_blocked()
+        unread = network.peer("memory://in").take_unread()
+        nursery.cancel_scope.cancel()
+        links.close(0)
+    assert len(unread) == num_unread
 
 
 async def test_closing_sends_what_is_left_and_ends_the_writers() -> None:

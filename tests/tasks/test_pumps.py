@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import wait_all_tasks_blocked
 
 from tests.tasks.engine_parts import TEST_TIMEOUT_S
+from tests.tasks.slow_network import SlowNetwork
 from trio_engine.core.outbox import Outbox
 from trio_engine.core.request import Request
 from trio_engine.core.step_phases import DeviceClock, StepPhases
@@ -26,7 +27,7 @@ from trio_engine.engine.pumps import (
 )
 from trio_engine.outputs import FinishReason, UtilityOutput, UtilityResult
 from trio_engine.sampling_params import SamplingParams
-from trio_engine.testing.memory_transport import MemoryNetwork, MemorySocket
+from trio_engine.testing.memory_transport import MemoryNetwork
 from trio_engine.testing.requests import make_request
 from trio_engine.transport.context import ZmqContext, open_context
 from trio_engine.transport.readiness import Direction
@@ -38,9 +39,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from trio.testing import MockClock
+
     from trio_engine.outputs import EngineCoreOutputs
+    from trio_engine.testing.memory_transport import MemorySocket
     from trio_engine.transport.socket import ZmqSocket
-    from trio_engine.wire.messages import Frames
 
 PEER = b"\x00\x00"
 
@@ -97,18 +100,9 @@ def never() -> bool:
     return False
 
 
-class SlowFrames(list[bytes | memoryview]):
-    """A message that takes so long to decode, by a clock that stands still otherwise."""
-
-    def __init__(self, frames: Frames, clock: MockClock, decoding_s: float) -> None:
-        super().__init__(bytes(frame) for frame in frames)
-        self._clock = clock
-        self._decoding_s = decoding_s
-
-    def __getitem__(self, index: Any) -> Any:
-        if index == 1:
-            self._clock.jump(self._decoding_s)
-        return super().__getitem__(index)
+def always() -> bool:
+    """All can only wait."""
+    return True
 
 
 async def send_aborts(router: ZmqSocket, *request_ids: str) -> None:
@@ -214,24 +208,15 @@ async def test_a_flood_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch)
     assert inbox.ids == ["0", "1", "2"]
 
 
-class SlowSocket(MemorySocket):
-    """So many messages wait here, and take so long each to decode."""
-
-    def __init__(self, clock: MockClock, count: int, decoding_s: float) -> None:
-        network, encoder = MemoryNetwork(), RequestEncoder()
-        super().__init__(network)
-        self.connect("memory://in")
-        self._clock, self._decoding_s = clock, decoding_s
-        for number in range(count):
-            frames = encoder.encode(AbortRequest([str(number)]))
-            network.peer("memory://in").send([bytes(frame) for frame in frames])
-
-    async def receive_many(self, limit: int) -> list[Frames]:
-        messages = await super().receive_many(limit)
-        slow: list[Frames] = [
-            SlowFrames(frames, self._clock, self._decoding_s) for frames in messages
-        ]
-        return slow
+def slow_aborts(clock: MockClock, count: int, decoding_s: float) -> MemorySocket:
+    """A socket at which so many messages wait, each of which takes so long to decode."""
+    network, encoder = SlowNetwork(clock, decoding_s), RequestEncoder()
+    socket = network.socket(SocketKind.DEALER)
+    socket.connect("memory://in")
+    for number in range(count):
+        frames = encoder.encode(AbortRequest([str(number)]))
+        network.peer("memory://in").send([bytes(frame) for frame in frames])
+    return socket
 
 
 @pytest.mark.parametrize(
@@ -242,9 +227,9 @@ async def test_requests_that_can_only_wait_are_read_slowly(
     mock_clock: MockClock, decoding_s: float, rest_s: float
 ) -> None:
     inbox = CountingInbox()
-    socket = SlowSocket(mock_clock, MAX_MESSAGES_PER_SLICE + 1, decoding_s)
+    socket = slow_aborts(mock_clock, MAX_MESSAGES_PER_SLICE + 1, decoding_s)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(read_requests, socket, Outbox(3, 0), Doorbell(), inbox, lambda: True)
+        nursery.start_soon(read_requests, socket, Outbox(3, 0), Doorbell(), inbox, always)
         for wait_s, num_read in ((0.0, 0), (rest_s * 0.99, 0), (rest_s * 0.02, 1)):
             mock_clock.jump(wait_s)
             await wait_all_tasks_blocked()
@@ -255,12 +240,37 @@ async def test_requests_that_can_only_wait_are_read_slowly(
 
 async def test_requests_that_may_start_are_read_at_once(mock_clock: MockClock) -> None:
     inbox = CountingInbox()
-    socket = SlowSocket(mock_clock, MAX_MESSAGES_PER_SLICE + 1, 1e-4)
+    socket = slow_aborts(mock_clock, MAX_MESSAGES_PER_SLICE + 1, 1e-4)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(read_requests, socket, Outbox(3, 0), Doorbell(), inbox, never)
         await wait_all_tasks_blocked()
         inbox.empty()
         assert len(inbox.ids) == MAX_MESSAGES_PER_SLICE + 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_reader_takes_no_rest_for_the_time_in_which_it_waited(
+    mock_clock: MockClock,
+) -> None:
+    inbox, outbox, room = CountingInbox(), Outbox(3, 0, limit_bytes=10), Doorbell()
+    network, encoder = MemoryNetwork(), RequestEncoder()
+    socket = network.socket(SocketKind.DEALER)
+    socket.connect("memory://in")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read_requests, socket, outbox, room, inbox, always)
+        await wait_all_tasks_blocked()
+        mock_clock.jump(10.0)  # waits for a message
+        outbox.refuse("x", FinishReason.ERROR)
+        for number in range(2):
+            frames = encoder.encode(AbortRequest([str(number)]))
+            network.peer("memory://in").send([bytes(frame) for frame in frames])
+            await wait_all_tasks_blocked()
+        mock_clock.jump(10.0)  # holds "0", and waits for room
+        outbox.take(0.0)
+        room.ring()
+        await wait_all_tasks_blocked()
+        inbox.empty()
+        assert inbox.ids == ["0", "1"]
         nursery.cancel_scope.cancel()
 
 

@@ -70,14 +70,18 @@ async def test_it_is_backed_up_while_more_wait_than_there_are_slots_beside_those
         assert not rig.loop.is_backed_up()
 
 
-async def test_where_requests_are_refused_it_is_not_backed_up() -> None:
-    async with open_loop() as rig:
-        rig.add("a", "b", "c", "d", "e", max_tokens=1)
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_it_is_not_backed_up_while_draining(depth: int) -> None:
+    """What comes then does not wait but is refused, and must be read before the end."""
+    config = msgspec.structs.replace(CONFIG, pipeline_depth=depth)
+    async with open_loop(config) as rig:
+        rig.add("a", "b", "c", "d", "e")
         await wait_all_tasks_blocked()
         assert rig.loop.is_backed_up()
         rig.loop.start_draining()
+        await wait_all_tasks_blocked()
+        assert rig.core.is_backed_up
         assert not rig.loop.is_backed_up()
-        await rig.settle_all()
 
 
 async def test_where_nothing_runs_it_is_not_backed_up() -> None:

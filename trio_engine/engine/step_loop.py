@@ -154,9 +154,13 @@ class StepLoop:
         self._doorbell.ring()
 
     def is_backed_up(self) -> bool:
-        """Whether a request that comes now can only wait, beside others that run."""
-        is_running = self.core.num_plans_in_flight > 0
-        return is_running and self.core.is_backed_up and not self._is_draining
+        """Whether a request that comes now can only wait, beside others that run.
+
+        While draining it does not wait: it is refused, for which it must be read before the end.
+        """
+        if self._is_draining:
+            return False
+        return self.core.num_plans_in_flight > 0 and self.core.is_backed_up
 
     def statistics(self) -> EngineCoreStatistics:
         """The core's counts, and where the time of its steps went."""
