@@ -34,11 +34,13 @@ class SlowSocket(MemorySocket):
         self._clock, self._decoding_s = clock, decoding_s
 
     async def receive_many(self, limit: int) -> list[Frames]:
-        messages = await super().receive_many(limit)
-        slow: list[Frames] = [
-            SlowFrames(frames, self._clock, self._decoding_s) for frames in messages
-        ]
-        return slow
+        return [self._slow(frames) for frames in await super().receive_many(limit)]
+
+    def receive_nowait(self) -> Frames:
+        return self._slow(super().receive_nowait())
+
+    def _slow(self, frames: Frames) -> Frames:
+        return SlowFrames(frames, self._clock, self._decoding_s)
 
 
 class SlowNetwork(MemoryNetwork):

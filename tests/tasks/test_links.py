@@ -13,6 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 from tests.tasks.engine_parts import CONFIG, TEST_TIMEOUT_S
 from tests.tasks.loop_parts import LoopRig
 from tests.tasks.slow_network import SlowNetwork
+from trio_engine.core.engine_core import LEAST_AMPLE_BACKLOG
 from trio_engine.engine.links import ClientLinks
 from trio_engine.engine.pumps import MAX_MESSAGES_PER_SLICE
 from trio_engine.errors import ConfigError, ProtocolError
@@ -104,15 +105,14 @@ async def test_each_input_hears_the_announcement_and_is_read() -> None:
 async def test_requests_are_read_slowly_only_where_others_run(
     mock_clock: MockClock, is_paused: bool, num_unread: int
 ) -> None:
-    network, rig = (
-        SlowNetwork(mock_clock, 1e-4),
-        LoopRig(CONFIG, num_clients=1, launches_ahead=False),
-    )
+    network = SlowNetwork(mock_clock, 1e-4)
+    rig = LoopRig(CONFIG, num_clients=1, launches_ahead=False)
     links = ClientLinks(network, b"\0\0", clock=time.monotonic, linger_s=FLUSH_TIMEOUT_S)
     addresses = EngineZmqAddresses(inputs=["memory://in"], outputs=["memory://out"])
     if is_paused:
         rig.core.pause(PauseMode.KEEP)
-    rig.add(*(f"old {number}" for number in range(CONFIG.max_num_seqs + 1)))
+    num_old = CONFIG.max_num_seqs + LEAST_AMPLE_BACKLOG + 1
+    rig.add(*(f"old {number}" for number in range(num_old)))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(rig.loop.run)
         await wait_all_tasks_blocked()

@@ -17,15 +17,23 @@ from trio_engine.core.request import Request
 from trio_engine.core.step_phases import DeviceClock, StepPhases
 from trio_engine.engine import pumps
 from trio_engine.engine.doorbell import Doorbell
-from trio_engine.engine.inbox import MAX_LISTS, MAX_REST_S, REST_PER_DECODING, Inbox
+from trio_engine.engine.inbox import (
+    LAST_READING_S,
+    MAX_LISTS,
+    MAX_REST_S,
+    REST_PER_DECODING,
+    Inbox,
+)
 from trio_engine.engine.pumps import (
     MAX_BYTES_PER_SLICE,
+    MAX_LAST_MESSAGES,
     MAX_MESSAGES_PER_SLICE,
     OutputWriter,
     next_limit,
     read_requests,
 )
 from trio_engine.outputs import FinishReason, UtilityOutput, UtilityResult
+from trio_engine.requests import EngineCoreRequest
 from trio_engine.sampling_params import SamplingParams
 from trio_engine.testing.memory_transport import MemoryNetwork
 from trio_engine.testing.requests import make_request
@@ -36,7 +44,7 @@ from trio_engine.wire.codec import OutputsDecoder, RequestEncoder, UndecodableRe
 from trio_engine.wire.messages import ENGINE_CORE_DEAD, AbortRequest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
     from trio.testing import MockClock
@@ -44,6 +52,7 @@ if TYPE_CHECKING:
     from trio_engine.outputs import EngineCoreOutputs
     from trio_engine.testing.memory_transport import MemorySocket
     from trio_engine.transport.socket import ZmqSocket
+    from trio_engine.wire.messages import EngineCoreMessage
 
 PEER = b"\x00\x00"
 
@@ -85,9 +94,13 @@ class CountingInbox(Inbox):
 
     def empty(self) -> None:
         for arrival in self.take():
-            assert isinstance(arrival.message, AbortRequest)
+            message = arrival.message
             assert arrival.client_index == 3
-            self.ids += arrival.message.request_ids
+            if isinstance(message, EngineCoreRequest):
+                self.ids.append(message.request_id)
+            else:
+                assert isinstance(message, AbortRequest)
+                self.ids += message.request_ids
 
     async def wait_ids(self, count: int) -> None:
         while len(self.ids) < count:
@@ -192,31 +205,49 @@ async def test_cancelling_a_reader_loses_nothing_that_has_arrived(
     assert inbox.ids == ids
 
 
-async def test_a_flood_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pumps, "MAX_LAST_MESSAGES", 3)
-    network = MemoryNetwork()  # what was sent has arrived
-    socket = network.socket(SocketKind.DEALER)
+def add_of(number: int) -> EngineCoreRequest:
+    return make_request(str(number), [1, 2, 3], client=3)
+
+
+def abort_of(number: int) -> AbortRequest:
+    return AbortRequest([str(number)])
+
+
+def socket_with(
+    network: MemoryNetwork, count: int, message_of: Callable[[int], EngineCoreMessage] = add_of
+) -> MemorySocket:
+    """A socket at which so many messages wait."""
+    socket, encoder = network.socket(SocketKind.DEALER), RequestEncoder()
     socket.connect("memory://in")
-    encoder, inbox = RequestEncoder(), CountingInbox()
-    for number in range(100):
-        frames = encoder.encode(AbortRequest([str(number)]))
+    for number in range(count):
+        frames = encoder.encode(message_of(number))
         network.peer("memory://in").send([bytes(frame) for frame in frames])
+    return socket
+
+
+async def ids_read_after_the_end(socket: MemorySocket) -> list[str]:
+    """What a reader reads that is cancelled before it has begun."""
+    inbox = CountingInbox()
     async with trio.open_nursery() as nursery:
         nursery.cancel_scope.cancel()
         nursery.start_soon(read_requests, socket, Outbox(3, 0), Doorbell(), inbox, never)
     inbox.empty()
-    assert inbox.ids == ["0", "1", "2"]
+    return inbox.ids
 
 
-def slow_aborts(clock: MockClock, count: int, decoding_s: float) -> MemorySocket:
-    """A socket at which so many messages wait, each of which takes so long to decode."""
-    network, encoder = SlowNetwork(clock, decoding_s), RequestEncoder()
-    socket = network.socket(SocketKind.DEALER)
-    socket.connect("memory://in")
-    for number in range(count):
-        frames = encoder.encode(AbortRequest([str(number)]))
-        network.peer("memory://in").send([bytes(frame) for frame in frames])
-    return socket
+async def test_what_has_arrived_is_read_at_the_end() -> None:
+    count = 2 * MAX_LAST_MESSAGES
+    ids = await ids_read_after_the_end(socket_with(MemoryNetwork(), count))
+    assert ids == [str(number) for number in range(count)]
+
+
+async def test_a_flood_does_not_hold_up_the_end(
+    mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pumps, "MAX_LAST_MESSAGES", 3)
+    network = SlowNetwork(mock_clock, LAST_READING_S * 0.4)
+    ids = await ids_read_after_the_end(socket_with(network, 100))
+    assert ids == ["0", "1", "2", *("3", "4", "5")]  # as many in any case, and as long as there is
 
 
 @pytest.mark.parametrize(
@@ -227,7 +258,7 @@ async def test_requests_that_can_only_wait_are_read_slowly(
     mock_clock: MockClock, decoding_s: float, rest_s: float
 ) -> None:
     inbox = CountingInbox()
-    socket = slow_aborts(mock_clock, MAX_MESSAGES_PER_SLICE + 1, decoding_s)
+    socket = socket_with(SlowNetwork(mock_clock, decoding_s), MAX_MESSAGES_PER_SLICE + 1)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(read_requests, socket, Outbox(3, 0), Doorbell(), inbox, always)
         for wait_s, num_read in ((0.0, 0), (rest_s * 0.99, 0), (rest_s * 0.02, 1)):
@@ -238,15 +269,27 @@ async def test_requests_that_can_only_wait_are_read_slowly(
         nursery.cancel_scope.cancel()
 
 
-async def test_requests_that_may_start_are_read_at_once(mock_clock: MockClock) -> None:
+async def num_read_at_once(socket: MemorySocket, is_backed_up: Callable[[], bool]) -> int:
     inbox = CountingInbox()
-    socket = slow_aborts(mock_clock, MAX_MESSAGES_PER_SLICE + 1, 1e-4)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(read_requests, socket, Outbox(3, 0), Doorbell(), inbox, never)
+        nursery.start_soon(read_requests, socket, Outbox(3, 0), Doorbell(), inbox, is_backed_up)
         await wait_all_tasks_blocked()
         inbox.empty()
-        assert len(inbox.ids) == MAX_MESSAGES_PER_SLICE + 1
+        num_read = len(inbox.ids)
         nursery.cancel_scope.cancel()
+    return num_read
+
+
+async def test_requests_that_may_start_are_read_at_once(mock_clock: MockClock) -> None:
+    count = MAX_MESSAGES_PER_SLICE + 1
+    socket = socket_with(SlowNetwork(mock_clock, 1e-4), count)
+    assert await num_read_at_once(socket, never) == count
+
+
+async def test_aborts_are_read_at_once(mock_clock: MockClock) -> None:
+    count = MAX_MESSAGES_PER_SLICE + 1
+    socket = socket_with(SlowNetwork(mock_clock, 1e-4), count, abort_of)
+    assert await num_read_at_once(socket, always) == count
 
 
 async def test_a_reader_takes_no_rest_for_the_time_in_which_it_waited(
@@ -254,15 +297,14 @@ async def test_a_reader_takes_no_rest_for_the_time_in_which_it_waited(
 ) -> None:
     inbox, outbox, room = CountingInbox(), Outbox(3, 0, limit_bytes=10), Doorbell()
     network, encoder = MemoryNetwork(), RequestEncoder()
-    socket = network.socket(SocketKind.DEALER)
-    socket.connect("memory://in")
+    socket = socket_with(network, 0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(read_requests, socket, outbox, room, inbox, always)
         await wait_all_tasks_blocked()
         mock_clock.jump(10.0)  # waits for a message
         outbox.refuse("x", FinishReason.ERROR)
         for number in range(2):
-            frames = encoder.encode(AbortRequest([str(number)]))
+            frames = encoder.encode(add_of(number))
             network.peer("memory://in").send([bytes(frame) for frame in frames])
             await wait_all_tasks_blocked()
         mock_clock.jump(10.0)  # holds "0", and waits for room

@@ -11,6 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.tasks.engine_parts import CONFIG, TEST_TIMEOUT_S
 from tests.tasks.loop_parts import LoopRig, open_loop
+from trio_engine.core.engine_core import LEAST_AMPLE_BACKLOG
 from trio_engine.core.plan import DeviceCommand, StepPlan
 from trio_engine.engine.forward_thread import Broken, Loaded
 from trio_engine.engine.step_loop import SHUTTING_DOWN
@@ -55,19 +56,33 @@ async def test_no_more_plans_are_in_flight_than_the_pipeline_is_deep(depth: int)
             await rig.settle()
 
 
-async def test_it_is_backed_up_while_more_wait_than_there_are_slots_beside_those_that_run() -> None:
+NEARLY_BACKED_UP = [str(number) for number in range(CONFIG.max_num_seqs + LEAST_AMPLE_BACKLOG)]
+"""As many requests as may run, and so many behind them that one more is a backlog."""
+
+
+async def test_it_is_backed_up_while_many_wait_behind_those_that_run() -> None:
     async with open_loop() as rig:
-        assert CONFIG.max_num_seqs == 4
-        rig.add("a", "b", "c", max_tokens=1)
-        await wait_all_tasks_blocked()
-        rig.add("d", max_tokens=1)  # waits for the plan in flight, and has a slot
+        rig.add(*NEARLY_BACKED_UP, max_tokens=1)
         await wait_all_tasks_blocked()
         assert not rig.loop.is_backed_up()
-        rig.add("e", max_tokens=1)
+        rig.add("x", max_tokens=1)
         await wait_all_tasks_blocked()
         assert rig.loop.is_backed_up()
-        await rig.settle_all()
+        await rig.settle()
         assert not rig.loop.is_backed_up()
+        await rig.settle_all()
+
+
+async def test_that_a_whole_batch_waits_is_less_than_a_backlog() -> None:
+    num_slots = 2 * LEAST_AMPLE_BACKLOG
+    config = msgspec.structs.replace(CONFIG, max_num_seqs=num_slots, num_blocks=2 * num_slots)
+    async with open_loop(config) as rig:
+        rig.add(*(str(number) for number in range(2 * num_slots)), max_tokens=1)
+        await wait_all_tasks_blocked()
+        assert not rig.loop.is_backed_up()
+        rig.add("x", max_tokens=1)
+        await wait_all_tasks_blocked()
+        assert rig.loop.is_backed_up()
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -75,7 +90,7 @@ async def test_it_is_not_backed_up_while_draining(depth: int) -> None:
     """What comes then does not wait but is refused, and must be read before the end."""
     config = msgspec.structs.replace(CONFIG, pipeline_depth=depth)
     async with open_loop(config) as rig:
-        rig.add("a", "b", "c", "d", "e")
+        rig.add(*NEARLY_BACKED_UP, "x")
         await wait_all_tasks_blocked()
         assert rig.loop.is_backed_up()
         rig.loop.start_draining()
@@ -87,7 +102,7 @@ async def test_it_is_not_backed_up_while_draining(depth: int) -> None:
 async def test_where_nothing_runs_it_is_not_backed_up() -> None:
     async with open_loop() as rig:
         rig.core.pause(PauseMode.KEEP)
-        rig.add("a", "b", "c", "d", "e")
+        rig.add(*NEARLY_BACKED_UP, "x")
         await wait_all_tasks_blocked()
         assert rig.core.is_backed_up
         assert not rig.loop.is_backed_up()

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Requests that wait beyond those that may start. Fewer may have come and gone before somebody who
+# does not hurry because they wait is back: slots would be free that they could have had.
+LEAST_AMPLE_BACKLOG = 32
+
 
 class EngineCore:
     """Scheduler, request table and outboxes of one engine.
@@ -89,6 +93,7 @@ class EngineCore:
         self._num_steps = 0
         self._is_draining = False
         self._stats_are_stale = False
+        self._ample_backlog = max(LEAST_AMPLE_BACKLOG, config.max_num_seqs)
 
     # What comes in
 
@@ -293,8 +298,8 @@ class EngineCore:
 
     @property
     def is_backed_up(self) -> bool:
-        """Whether more requests wait than could start at once."""
-        return self._scheduler.num_excess_requests > 0
+        """Whether another whole batch of requests waits, and not only a few."""
+        return self._scheduler.num_excess_requests > self._ample_backlog
 
     @property
     def has_running_requests(self) -> bool:

@@ -6,6 +6,7 @@ Engine. They move messages and decide nothing; what cannot be decoded is passed 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import deque
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ import trio
 
 from trio_engine.engine.doorbell import Doorbell
 from trio_engine.engine.inbox import Arrival
+from trio_engine.requests import EngineCoreRequest
 from trio_engine.wire.codec import OutputsEncoder, RequestDecoder, UndecodableRequest
 from trio_engine.wire.messages import ENGINE_CORE_DEAD
 
@@ -32,8 +34,8 @@ if TYPE_CHECKING:
 MAX_MESSAGES_PER_SLICE = 32
 MAX_BYTES_PER_SLICE = 16 << 10
 
-# What a reader still takes when it is cancelled. Only a flood has more, and must not hold up the
-# end.
+# What a reader still takes when it is cancelled, however long it takes: all that ZeroMQ holds of a
+# client (1,000 by its high-water mark). A flood has more, which then comes in for a while only.
 MAX_LAST_MESSAGES = 1024
 
 
@@ -48,7 +50,7 @@ async def read_requests(
 
     While the client's outbox is full nothing more is read of it: each message would add to
     what it does not read. ``room`` is rung when the outbox was emptied. While ``is_backed_up``
-    says that a request can only wait, reading is slower, so that running ones are not.
+    says that requests can only wait, they are read slowly, so that running ones are not slow.
 
     Cancellation: whatever had arrived is in the inbox, so that every request there is answered.
     """
@@ -78,14 +80,20 @@ async def read_requests(
             await wait_room()  # the outbox may have filled since the first look
             arrivals, held = held, []
             await inbox.put(arrivals)
-            if is_backed_up():
+            if is_backed_up() and any(map(_is_add, arrivals)):
                 await inbox.rest(decoding_s)
     except trio.Cancelled:
         inbox.put_last(held)
         with contextlib.suppress(trio.WouldBlock, trio.ClosedResourceError):
-            for _ in range(MAX_LAST_MESSAGES):
+            for number in itertools.count():
+                if number >= MAX_LAST_MESSAGES and inbox.is_time_up():
+                    break
                 inbox.put_last([decode(socket.receive_nowait())])
         raise
+
+
+def _is_add(arrival: Arrival) -> bool:
+    return isinstance(arrival.message, EngineCoreRequest)
 
 
 def next_limit(messages: Sequence[Frames]) -> int:

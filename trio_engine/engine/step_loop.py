@@ -154,7 +154,7 @@ class StepLoop:
         self._doorbell.ring()
 
     def is_backed_up(self) -> bool:
-        """Whether a request that comes now can only wait, beside others that run.
+        """Whether a request that comes now can only wait, and long, beside others that run.
 
         While draining it does not wait: it is refused, for which it must be read before the end.
         """
