@@ -43,8 +43,8 @@ GRACE_S = EngineConfig().exit_grace_s
 GIVE_UP_S = 30.0
 """An engine that is not gone by then will not go."""
 
-NUM_REQUESTS = 1024
-MAX_TOKENS = 1500
+NUM_REQUESTS = 2048
+MAX_TOKENS = 2000
 """Together more than any engine has done when its drain is over."""
 
 ARRIVAL_S = 60.0
